@@ -1,0 +1,26 @@
+"""Keeps torch's scaled_dot_product_attention inside the limits of its CUDA kernels."""
+
+from .errors import OversizedCallError, SDPAGuardError, SDPAGuardWarning
+from .guard import SDPAGuard
+from .judge import Finding
+from .limit import Limit
+from .limits import LIMITS
+from .plan import Plan
+from .report import Report
+from .verdict import Verdict, check
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LIMITS",
+    "Finding",
+    "Limit",
+    "OversizedCallError",
+    "Plan",
+    "Report",
+    "SDPAGuard",
+    "SDPAGuardError",
+    "SDPAGuardWarning",
+    "Verdict",
+    "check",
+]

@@ -1,0 +1,104 @@
+"""Which fused backend would take a call: torch's own answer on CUDA, the constraints elsewhere."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from packaging.version import Version
+
+from .call import Arguments, Call
+from .release import RUNNING_TORCH
+
+FLASH, EFFICIENT, CUDNN = "flash", "efficient", "cudnn"
+BACKENDS = (FLASH, EFFICIENT, CUDNN)
+
+#: torch.nn.attention.SDPBackend's numbers; math (0) has no limit here.
+_BY_NUMBER = {1: FLASH, 2: EFFICIENT, 3: CUDNN}
+_HALF = (torch.float16, torch.bfloat16)
+_GQA_FLASH = Version("2.5")
+_GQA_EFFICIENT = Version("2.14")
+_CUDNN_BY_DEFAULT = Version("2.5")
+_CUDNN_ONE_QUERY = Version("2.9")
+
+
+def enabled() -> frozenset[str]:
+    """The fused backends that this context allows (``sdpa_kernel``, the global switches)."""
+    allowed = set()
+    if torch.backends.cuda.flash_sdp_enabled():
+        allowed.add(FLASH)
+    if torch.backends.cuda.mem_efficient_sdp_enabled():
+        allowed.add(EFFICIENT)
+    if torch.backends.cuda.cudnn_sdp_enabled():
+        allowed.add(CUDNN)
+    return frozenset(allowed)
+
+
+def chosen(arguments: Arguments) -> Optional[str]:
+    """The backend that torch would give these CUDA tensors to, after autocast; None for math.
+
+    Raises what torch raises when no backend is viable.
+    """
+    query, key, value, mask, options = arguments
+    return _BY_NUMBER.get(torch._fused_sdp_choice(query, key, value, mask, **options))
+
+
+def takes(backend: str, call: Call, release: Version) -> bool:
+    """Whether the backend's constraints, in that torch release, let it take the call.
+
+    From ``can_use_flash_attention`` and its siblings in torch's sdp_utils.cpp. What depends on the
+    GPU's architecture counts as met.
+    """
+    if call.is_causal and call.mask_row_stride is not None:
+        return False
+    if backend == FLASH:
+        return _flash_takes(call, release)
+    return _efficient_takes(call, release) if backend == EFFICIENT else _cudnn_takes(call, release)
+
+
+def replaced_flash() -> Optional[str]:
+    """The name of the FlashAttention implementation that stands in for torch's own, if any."""
+    if RUNNING_TORCH < Version("2.10"):
+        return None
+    name: Optional[str] = torch.nn.attention.current_flash_attention_impl()
+    return name
+
+
+def _flash_takes(call: Call, release: Version) -> bool:
+    if call.mask_row_stride is not None or not _has_dtype(call, _HALF):
+        return False
+    if call.head_dim != call.value_dim or call.head_dim > 256:
+        return False
+    if call.is_causal and call.seq_q != call.seq_k:
+        return False
+    return call.heads == call.kv_heads or release >= _GQA_FLASH
+
+
+def _efficient_takes(call: Call, release: Version) -> bool:
+    if not _has_dtype(call, (*_HALF, torch.float32)):
+        return False
+    if call.heads != call.kv_heads and release < _GQA_EFFICIENT:
+        return False
+    aligned = 4 if call.dtype is torch.float32 else 8
+    return _stands_in(call) or (call.head_dim % aligned == 0 and call.value_dim % aligned == 0)
+
+
+def _cudnn_takes(call: Call, release: Version) -> bool:
+    if release < _CUDNN_BY_DEFAULT or not _has_dtype(call, _HALF):
+        return False
+    if call.mask_requires_grad or call.seq_k == 1:
+        return False
+    if call.seq_q == 1 and (call.dropout_p or release < _CUDNN_ONE_QUERY):
+        return False
+    if call.head_dim > 256 or call.value_dim > 256:
+        return False
+    return _stands_in(call) or (call.head_dim % 8 == 0 and call.value_dim % 8 == 0)
+
+
+def _has_dtype(call: Call, dtypes: tuple[torch.dtype, ...]) -> bool:
+    return call.dtype in dtypes or _stands_in(call)
+
+
+def _stands_in(call: Call) -> bool:
+    # On the CPU a call stands in for the CUDA call it will be; its own dtype says nothing of that.
+    return call.device_type == "cpu"

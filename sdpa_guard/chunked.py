@@ -1,0 +1,78 @@
+"""Run a plan: split the tensors, call torch once a chunk, join the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Callable, Optional
+
+import torch
+
+from .call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
+from .plan import Plan
+
+TorchCall = Callable[..., torch.Tensor]
+
+#: Where each axis lies in query, key, value and mask, counted from the last dimension.
+_DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
+
+
+def run(plan: Plan, torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
+    """What the whole call would return, made of the plan's chunks: one join, no other copy."""
+    if arguments.query.dim() == 3:
+        # torch reads (N, L, E) as one batch entry of N heads.
+        return run(plan, torch_call, _with_batch(arguments)).squeeze(0)
+    if plan.axis == CONTIGUOUS:
+        key, value = arguments.key.contiguous(), arguments.value.contiguous()
+        return _run_inner(plan.inner, torch_call, arguments._replace(key=key, value=value))
+    parts = [_run_inner(plan.inner, torch_call, chunk) for chunk in split(plan, arguments)]
+    return join(parts, _DIM[plan.axis])
+
+
+def split(plan: Plan, arguments: Arguments) -> Iterator[Arguments]:
+    """Views of the arguments, one set for each chunk of the plan's own axis."""
+    query, key, value, mask, options = arguments
+    dim = _DIM[plan.axis]
+    count = len(plan.sizes)
+    queries = torch.split_with_sizes(query, plan.sizes, dim)
+    keys = values = None
+    if plan.axis != ROWS:
+        # Under GQA a chunk of heads takes the key/value heads of its groups.
+        per_group = query.shape[dim] // key.shape[dim]
+        sizes = [size // per_group for size in plan.sizes]
+        keys = torch.split_with_sizes(key, sizes, dim)
+        values = torch.split_with_sizes(value, sizes, dim)
+    # A mask is split where it has the axis, and shared where it broadcasts over it.
+    has_axis = mask is not None and mask.dim() >= -dim and mask.shape[dim] != 1
+    masks = torch.split_with_sizes(mask, plan.sizes, dim) if mask is not None and has_axis else None
+    for i in range(count):
+        yield Arguments(
+            queries[i],
+            key if keys is None else keys[i],
+            value if values is None else values[i],
+            mask if masks is None else masks[i],
+            options,
+        )
+
+
+def join(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """One concatenation that keeps the parts' order of dimensions in memory."""
+    first = parts[0]
+    strides, shape = first.stride(), first.shape
+    # Of two dimensions with the same stride, the one of size one lies inside the other.
+    order = sorted(range(first.dim()), key=lambda d: (-strides[d], shape[d] == 1))
+    joined = torch.cat([part.permute(order) for part in parts], order.index(dim % first.dim()))
+    return joined.permute([order.index(d) for d in range(first.dim())])
+
+
+def _run_inner(plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
+    if plan is not None:
+        return run(plan, torch_call, arguments)
+    query, key, value, mask, options = arguments
+    return torch_call(query, key, value, mask, **options)
+
+
+def _with_batch(arguments: Arguments) -> Arguments:
+    query, key, value, mask, options = arguments
+    # A 3-D mask is (N, L, S), so it has no batch either.
+    mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+    return Arguments(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, options)

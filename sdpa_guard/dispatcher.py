@@ -1,0 +1,71 @@
+"""A kernel of our own for SDPA in torch's dispatcher: it sees what a function mode does not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable
+
+import torch
+
+from . import scope
+from .reroute import reroute
+
+#: torch's autograd key for each device type, and the plain one that inference mode uses. torch
+#: allows no plain Meta kernel here.
+_KEYS = {"cpu": ("AutogradCPU", "CPU"), "cuda": ("AutogradCUDA", "CUDA"), "meta": ("AutogradMeta",)}
+DEVICE_TYPES = tuple(_KEYS)
+
+_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+_lock = threading.RLock()
+#: Each open key's registration, and how many have asked for it.
+_open: dict[str, tuple[torch.library.Library, int]] = {}
+
+Recorder = Callable[[tuple[Any, ...], dict[str, Any]], None]
+#: Told of every call that reaches torch while the kernel is open.
+recorders: list[Recorder] = []
+
+
+def open_kernel(device_types: tuple[str, ...]) -> None:
+    """Put the kernel before torch's own; pair every call with ``close_kernel``."""
+    with _lock:
+        for key in _keys(device_types):
+            library, users = _open.get(key) or (_register(key), 0)
+            _open[key] = library, users + 1
+
+
+def close_kernel(device_types: tuple[str, ...]) -> None:
+    """Take the kernel away again once nobody needs it."""
+    with _lock:
+        for key in _keys(device_types):
+            library, users = _open.pop(key)
+            if users > 1:
+                _open[key] = library, users - 1
+            else:
+                library._destroy()
+
+
+def _keys(device_types: tuple[str, ...]) -> list[str]:
+    return [key for device_type in device_types for key in _KEYS[device_type]]
+
+
+def _register(key: str) -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", _kernel, key)
+    return library
+
+
+def _kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    innermost = scope.current()
+    if innermost is None or innermost.settings is None:
+        return _torch_kernel(*args, **kwargs)
+    return reroute(_torch_kernel, args, kwargs, innermost.settings)
+
+
+def _torch_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    for recorder in recorders:
+        recorder(args, kwargs)
+    # The composite kernel directly: calling the operator would lead back here.
+    result: torch.Tensor = _OPERATOR._op_dk(_COMPOSITE, *args, **kwargs)
+    return result

@@ -1,0 +1,116 @@
+"""The scoped door: ``with SDPAGuard():``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Optional
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import scope
+from .dispatcher import DEVICE_TYPES, close_kernel, open_kernel
+from .limit import Limit
+from .limits import LIMITS
+from .release import parse_release
+from .report import Report
+from .reroute import POLICIES, Settings, reroute
+
+#: The names under which Python code calls SDPA.
+_ATTENTION = frozenset(
+    {
+        torch.nn.functional.scaled_dot_product_attention,
+        torch._C._nn.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+    }
+)
+
+
+class SDPAGuard(TorchFunctionMode):
+    """Keeps the attention calls made inside the scope within their kernels' limits.
+
+    Args:
+        policy: ``"split"`` makes several calls of one that is over a limit, ``"warn"`` leaves it
+            and warns (:class:`SDPAGuardWarning`), ``"raise"`` raises :class:`OversizedCallError`
+            before a kernel runs.
+        limits: the limits that count; ``LIMITS`` unless you test with lowered ones.
+        torch_version: a release such as ``"2.9.0"``, whose limits count everywhere. None: on CUDA
+            those of the torch that runs, on meta and fake tensors those of every supported one.
+        device_types: the devices whose calls are judged as CUDA calls, of "cpu", "cuda", "meta".
+
+    The scope covers this thread and the autograd threads that work for it. Scopes nest (the inner
+    one's settings win), and a guard can be entered again; its :attr:`report` adds up.
+
+    Raises:
+        ValueError, TypeError: an argument is not what is allowed; the message says what is.
+    """
+
+    def __init__(
+        self,
+        policy: str = "split",
+        *,
+        limits: Iterable[Limit] = LIMITS,
+        torch_version: Optional[str] = None,
+        device_types: Sequence[str] = ("cuda", "meta"),
+    ) -> None:
+        super().__init__()
+        self._settings = make_settings(policy, limits, torch_version, device_types)
+
+    @property
+    def report(self) -> Report:
+        """What this guard saw and split so far."""
+        return self._settings.report
+
+    def __enter__(self) -> SDPAGuard:
+        open_kernel(self._settings.device_types)
+        scope.push(self._settings)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
+        scope.pop()
+        close_kernel(self._settings.device_types)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Optional[dict[str, Any]] = None,
+    ) -> Any:
+        if func not in _ATTENTION:
+            return func(*args, **(kwargs or {}))
+        if torch.compiler.is_compiling():
+            return reroute(func, args, kwargs or {}, self._settings)
+        innermost = scope.current()
+        settings = innermost.settings if innermost else None
+        with scope.judged():
+            if settings is None:
+                return func(*args, **(kwargs or {}))
+            return reroute(func, args, kwargs or {}, settings)
+
+
+def make_settings(
+    policy: str,
+    limits: Iterable[Limit],
+    torch_version: Optional[str],
+    device_types: Sequence[str],
+) -> Settings:
+    """The checked settings of a guard."""
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
+    limits = tuple(limits)
+    for limit in limits:
+        if not isinstance(limit, Limit):
+            raise TypeError(f"limits must be Limit objects such as those in LIMITS, not {limit!r}")
+    if isinstance(device_types, str):
+        raise TypeError(f"device_types must be a tuple of names, not the string {device_types!r}")
+    for device_type in device_types:
+        if device_type not in DEVICE_TYPES:
+            allowed = ", ".join(DEVICE_TYPES)
+            raise ValueError(f"device_types must be among {allowed}, not {device_type!r}")
+    # On ROCm other kernels stand behind the same device type; none of these limits is theirs.
+    judged = tuple(d for d in device_types if not (d == "cuda" and torch.version.hip))
+    return Settings(policy, limits, parse_release(torch_version), judged)

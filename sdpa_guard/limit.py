@@ -1,0 +1,52 @@
+"""What a limit is: one shape bound of one of torch's CUDA attention kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from .call import Call
+
+FORWARD, BACKWARD, BOTH = "forward", "backward", "forward+backward"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """One kernel's shape bound. ``dataclasses.replace(limit, bound=...)`` makes a lowered one."""
+
+    id: str
+    #: The id in words.
+    name: str
+    #: "flash", "efficient" or "cudnn".
+    backend: str
+    #: "forward", "backward" or "forward+backward"; a backward bound needs a backward to matter.
+    pass_: str
+    #: What is counted, in the words of the field.
+    formula: str
+    counted: Callable[[Call], int]
+    #: The largest safe count.
+    bound: int
+    #: The axes whose split lowers the count, and "contiguous" where a copy of key and value does.
+    cures: tuple[str, ...]
+    #: The torch releases that have it.
+    versions: SpecifierSet
+    #: What happens past the bound.
+    effect: str
+    #: "measured", "source", "binary", "maintainer", "inferred": how it is known, strongest first.
+    evidence: tuple[str, ...]
+    #: Where that can be read.
+    source: str
+
+    def ratio(self, call: Call) -> float:
+        """The call's count as a fraction of the bound; over 1.0 is unsafe."""
+        return self.counted(call) / self.bound
+
+    def affects(self, release: Version) -> bool:
+        """Whether that torch release has the limit."""
+        return self.versions.contains(release)
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.name})"

@@ -1,0 +1,146 @@
+"""The split of one call: the fewest balanced chunks that bring every applying limit inside."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Optional
+
+from .call import AXES, BATCH, CONTIGUOUS, HEADS, ROWS, Call
+
+Fits = Callable[[Call], bool]
+
+_WORDS = {BATCH: "batch entries", HEADS: "heads", ROWS: "query rows"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one call becomes several. ``len(plan)`` is the number of calls that reach torch."""
+
+    #: "batch", "heads" or "rows"; "contiguous" copies key and value and splits nothing.
+    axis: str
+    #: The length of each chunk along the axis: batch entries, query heads, query rows.
+    sizes: tuple[int, ...]
+    #: How each chunk is split in turn, along a later axis.
+    inner: Optional[Plan] = None
+
+    def __len__(self) -> int:
+        chunks = 1 if self.axis == CONTIGUOUS else len(self.sizes)
+        return chunks * (len(self.inner) if self.inner else 1)
+
+    def __str__(self) -> str:
+        if self.axis == CONTIGUOUS:
+            words = "key and value made contiguous"
+        else:
+            small, large = self.sizes[-1], self.sizes[0]
+            size = f"{large}" if small == large else f"{small} or {large}"
+            words = f"{len(self.sizes)} calls of {size} {_WORDS[self.axis]}"
+        return f"{words}, each {self.inner}" if self.inner else words
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; ``calls`` is ``len(plan)``."""
+        inner = self.inner.as_dict() if self.inner else None
+        return {"axis": self.axis, "sizes": list(self.sizes), "calls": len(self), "inner": inner}
+
+
+def fewest(call: Call, cures: frozenset[str], fits: Fits) -> Optional[Plan]:
+    """The plan with the fewest chunks, or None where nothing cures the call.
+
+    Along the batch while one entry fits; else over the axes together, on a tie with more chunks
+    along the earlier axis; with key and value made contiguous only where no split is enough.
+    ``cures`` names the axes that may be split. ``fits`` must never turn false when a chunk gets
+    smaller.
+    """
+    axes = tuple(axis for axis in AXES if axis in cures and not (axis == ROWS and call.is_causal))
+    plan = _split(call, axes, fits)
+    if plan is not None:
+        return plan
+    copied = call.with_contiguous_kv()
+    if fits(copied):
+        return Plan(CONTIGUOUS, ())
+    plan = _split(copied, axes, fits)
+    return plan and Plan(CONTIGUOUS, (), plan)
+
+
+def balanced(length: int, chunks: int) -> tuple[int, ...]:
+    """The sizes of that many chunks, larger ones first, differing by at most one."""
+    size, larger = divmod(length, chunks)
+    return (size + 1,) * larger + (size,) * (chunks - larger)
+
+
+def _split(call: Call, axes: tuple[str, ...], fits: Fits) -> Optional[Plan]:
+    if BATCH in axes:
+        chunks = _fewest_along(call, BATCH, fits)
+        if chunks is not None:
+            return _nest(call, {BATCH: chunks})
+    counts = _search(call, axes, fits, _more_than_any_plan(call))
+    return None if counts is None else _nest(call, counts)
+
+
+def _more_than_any_plan(call: Call) -> int:
+    most = 1
+    for axis in AXES:
+        most *= call.units(axis)
+    return most + 1
+
+
+def _search(call: Call, axes: tuple[str, ...], fits: Fits, limit: int) -> Optional[dict[str, int]]:
+    """The chunks along each axis, their product the smallest and under ``limit``."""
+    if not axes:
+        return {} if limit > 1 and fits(call) else None
+    # The last axis is chosen first, so that the rest of the search is left to earlier ones.
+    *earlier, axis = axes
+    least = _least_chunks(call, tuple(earlier), axis, fits)
+    if least is None:
+        return None
+    best = None
+    units, chunks = call.units(axis), least
+    while chunks < min(limit, units + 1):
+        size = -(-units // chunks)
+        found = _search(call.take(axis, size), tuple(earlier), fits, -(-limit // chunks))
+        if found is not None and _product(found) * chunks < limit:
+            best = {**found, axis: chunks}
+            limit = _product(best)
+        # The next count whose largest chunk is smaller.
+        chunks = units + 1 if size == 1 else -(-units // (size - 1))
+    return best
+
+
+def _least_chunks(call: Call, earlier: tuple[str, ...], axis: str, fits: Fits) -> Optional[int]:
+    """The fewest chunks along the axis with which the earlier axes, split wholly, could fit."""
+    for other in earlier:
+        call = call.take(other, 1)
+    return _fewest_along(call, axis, fits)
+
+
+def _fewest_along(call: Call, axis: str, fits: Fits) -> Optional[int]:
+    """The fewest chunks along one axis whose largest fits; None where a single unit does not."""
+    units = call.units(axis)
+    if not fits(call.take(axis, 1)):
+        return None
+    fitting, over = 1, units + 1
+    while over - fitting > 1:
+        middle = (fitting + over) // 2
+        if fits(call.take(axis, middle)):
+            fitting = middle
+        else:
+            over = middle
+    return -(-units // fitting)
+
+
+def _product(counts: dict[str, int]) -> int:
+    product = 1
+    for count in counts.values():
+        product *= count
+    return product
+
+
+def _nest(call: Call, counts: dict[str, int]) -> Optional[Plan]:
+    """The plan that has that many chunks along each axis, the batch outermost."""
+    plan = None
+    for axis in reversed(AXES):
+        chunks = counts.get(axis, 1)
+        if chunks > 1:
+            unit = call.unit(axis)
+            sizes = tuple(size * unit for size in balanced(call.units(axis), chunks))
+            plan = Plan(axis, sizes, plan)
+    return plan

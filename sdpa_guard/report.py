@@ -1,0 +1,149 @@
+"""What the guard saw, what it split, and where."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from types import FrameType
+from typing import Any, Optional
+
+import torch
+
+from .call import Call
+from .judge import Finding
+from .plan import Plan
+from .table import render
+
+_LIBRARIES = tuple(os.path.dirname(f) + os.sep for f in (torch.__file__, __file__))
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """The line that made an attention call."""
+
+    filename: str
+    lineno: int
+    #: The innermost line outside installed packages, when the call was made inside one.
+    user: Optional[Site] = None
+
+    def __str__(self) -> str:
+        line = f"{self.filename}:{self.lineno}"
+        return f"{line} (called from {self.user})" if self.user else line
+
+
+def call_site() -> Site:
+    """The innermost line of the running stack that belongs neither to torch nor to this package."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    found: Optional[Site] = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith((*_LIBRARIES, "<frozen")):
+            site = Site(filename, frame.f_lineno)
+            inside_package = any(part in filename for part in _INSTALLED)
+            if found is None and not inside_package:
+                return site
+            if found is None:
+                found = site
+            elif not inside_package:
+                return dataclasses.replace(found, user=site)
+        frame = frame.f_back
+    return found or Site("<unknown>", 0)
+
+
+@dataclasses.dataclass
+class _Line:
+    """One shape at one call site, and how often it came."""
+
+    plan: Optional[Plan]
+    calls: int = 0
+
+
+class Report:
+    """Counts of one guard, over all its scopes. Read it at any time; ``print`` it for a table."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Attention calls on the devices that the guard judges.
+        self.calls = 0
+        #: Those that were split.
+        self.split = 0
+        #: The calls that reached torch in place of the split ones.
+        self.chunks = 0
+        #: Those over a limit that no plan cures; they were left as they are.
+        self.unsplittable = 0
+        self._ratios: dict[str, float] = {}
+        self._sites: dict[tuple[Site, Call], _Line] = {}
+
+    def saw(self) -> None:
+        """Count one judged call."""
+        with self._lock:
+            self.calls += 1
+
+    def measured(self, findings: tuple[Finding, ...]) -> None:
+        """Keep the largest ratio of each limit."""
+        with self._lock:
+            for finding in findings:
+                known = self._ratios.get(finding.limit.id, 0.0)
+                self._ratios[finding.limit.id] = max(known, finding.ratio)
+
+    def oversized(self, site: Site, call: Call, plan: Optional[Plan], split: bool) -> None:
+        """Count a call that is over some limit."""
+        with self._lock:
+            line = self._sites.setdefault((site, call), _Line(plan))
+            line.calls += 1
+            if plan is None:
+                self.unsplittable += 1
+            elif split:
+                self.split += 1
+                self.chunks += len(plan)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: the counts, the largest ratio per limit, and a list of call sites."""
+        with self._lock:
+            return {
+                "calls": self.calls,
+                "split": self.split,
+                "chunks": self.chunks,
+                "unsplittable": self.unsplittable,
+                "ratios": dict(self._ratios),
+                "sites": [
+                    {
+                        "file": site.filename,
+                        "line": site.lineno,
+                        "shape": str(call),
+                        "calls": line.calls,
+                        "plan": line.plan and line.plan.as_dict(),
+                    }
+                    for (site, call), line in self._sites.items()
+                ],
+            }
+
+    def __str__(self) -> str:
+        with self._lock:
+            head = (
+                f"sdpa_guard: {self.calls} attention calls, {self.split} split into "
+                f"{self.chunks} chunks, {self.unsplittable} unsplittable"
+            )
+            highest = sorted(self._ratios.items(), key=lambda item: -item[1])
+            ratios = [(limit, f"{ratio:.1%}") for limit, ratio in highest if ratio >= 0.01]
+            sites = [
+                (
+                    str(line.calls),
+                    str(call),
+                    "unsplittable" if line.plan is None else str(line.plan),
+                    f"{os.path.basename(site.filename)}:{site.lineno}",
+                )
+                for (site, call), line in self._sites.items()
+            ]
+        tables = [head]
+        if ratios:
+            tables.append(render(("limit", "largest use"), ratios))
+        if sites:
+            tables.append(render(("calls", "shape", "plan", "where"), sites))
+        return "\n\n".join(tables)
+
+    def __repr__(self) -> str:
+        return f"<Report calls={self.calls} split={self.split} chunks={self.chunks}>"

@@ -1,0 +1,226 @@
+"""The one decision that both doors make: leave, split, warn or raise."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from typing import Any, NamedTuple, Optional
+
+import torch
+from packaging.version import Version
+
+from . import backends, chunked
+from .call import Arguments, Call, autocast_cast, bind, is_compiling, is_fake, read
+from .chunked import TorchCall
+from .errors import OversizedCallError, SDPAGuardWarning
+from .judge import Finding, examine, over, remedy
+from .limit import Limit
+from .plan import Plan
+from .release import RUNNING_TORCH
+from .report import Report, Site, call_site
+
+POLICIES = ("split", "warn", "raise")
+
+_log = logging.getLogger("sdpa_guard")
+
+
+class Split(NamedTuple):
+    """A call that is to be split, and how."""
+
+    plan: Plan
+    arguments: Arguments
+
+
+class Settings:
+    """What one guard was asked to do, and what it keeps: its report, and what it warned of."""
+
+    def __init__(
+        self,
+        policy: str,
+        limits: tuple[Limit, ...],
+        release: Optional[Version],
+        device_types: tuple[str, ...],
+    ) -> None:
+        self.policy = policy
+        self.limits = limits
+        #: The torch release whose limits count; None leaves it to the device.
+        self.release = release
+        self.device_types = device_types
+        self.report = Report()
+        self._warned: set[object] = set()
+        self._cached = functools.lru_cache(maxsize=4096)(self._measure)
+
+    def findings(self, call: Call, release: Optional[Version]) -> tuple[Finding, ...]:
+        """How the call stands against the limits, remembered by its facts."""
+        try:
+            return self._cached(call, release)
+        except TypeError:  # symbolic sizes have no hash
+            return examine(call, self.limits, release)
+
+    def warn_once(self, about: object, message: str, site: Site) -> None:
+        """Warn at the user's line, once for each thing to warn about."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
+
+    def _measure(self, call: Call, release: Optional[Version]) -> tuple[Finding, ...]:
+        findings = examine(call, self.limits, release)
+        self.report.measured(findings)
+        return findings
+
+
+def reroute(
+    torch_call: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> torch.Tensor:
+    """Make the call as the settings want it: as it came, or in the chunks of a plan."""
+    arguments = _bound(args, kwargs)
+    decided = None
+    if arguments is not None:
+        decide = _trace if is_compiling(arguments.query) else _decide_safely
+        decided = decide(arguments, settings)
+    if decided is None:
+        return torch_call(*args, **kwargs)
+    return chunked.run(decided.plan, torch_call, decided.arguments)
+
+
+def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]:
+    try:
+        return bind(*args, **kwargs)
+    except TypeError:
+        return None  # torch says what is wrong with such a call
+
+
+def _trace(arguments: Arguments, settings: Settings) -> Optional[Split]:
+    """The decision in what torch.compile can trace: nothing counted, cached, said or asked."""
+    call = read(arguments, settings.device_types)
+    if call is None or settings.policy == "warn":
+        return None
+    release = _release(call, settings, real=call.device_type == "cuda")
+    taken = backends.enabled()
+
+    def findings_of(chunk: Call) -> list[Finding]:
+        found = examine(chunk, settings.limits, release)
+        return [f for f in found if f.limit.backend in taken]
+
+    if not any(f.over for f in findings_of(call)):
+        return None
+    call = call.with_numbers()
+    plan = remedy(call, findings_of)
+    if settings.policy == "raise":
+        raise OversizedCallError(_message(call, over(findings_of(call)), plan, release))
+    return None if plan is None else Split(plan, arguments)
+
+
+def _decide_safely(arguments: Arguments, settings: Settings) -> Optional[Split]:
+    """The decision; a fault of the guard's own leaves the call as it is, with one warning."""
+    try:
+        return _decide(arguments, settings)
+    except (OversizedCallError, SDPAGuardWarning):
+        raise
+    except Exception as fault:
+        _log.debug("fault while judging a call", exc_info=True)
+        message = (
+            f"sdpa_guard could not judge an attention call and left it as it is: {fault!r}. "
+            "Please report it with the shapes of the call."
+        )
+        settings.warn_once("fault", message, call_site())
+        return None
+
+
+def _decide(arguments: Arguments, settings: Settings) -> Optional[Split]:
+    call = read(arguments, settings.device_types)
+    if call is None:
+        return None
+    settings.report.saw()
+    # A call on real tensors in plain eager mode is the only one that torch itself can speak of.
+    real = call.device_type == "cuda" and not is_fake(arguments.query)
+    asks = real and call.lanes == 1
+    release = _release(call, settings, real)
+    if not any(f.over for f in settings.findings(call, release)):
+        return None
+    if asks:
+        arguments = autocast_cast(arguments, call.dtype)
+    taken = _taken_by(arguments, settings) if asks else backends.enabled()
+
+    def findings_of(chunk: Call) -> list[Finding]:
+        return [f for f in settings.findings(chunk, release) if f.limit.backend in taken]
+
+    beyond = over(findings_of(call))
+    if not beyond:
+        return None
+    call = call.with_numbers()
+    plan = remedy(call, findings_of)
+    while asks and plan is not None:
+        # A chunk can go to another backend than the whole call, whose limits then count as well.
+        pieces = list(chunked.split(plan, arguments))
+        others = _taken_by(pieces[0], settings) | _taken_by(pieces[-1], settings)
+        if others <= taken:
+            break
+        taken |= others
+        plan = remedy(call, findings_of)
+    return _act(call, arguments, beyond, plan, release, settings)
+
+
+def _act(
+    call: Call,
+    arguments: Arguments,
+    beyond: list[Finding],
+    plan: Optional[Plan],
+    release: Optional[Version],
+    settings: Settings,
+) -> Optional[Split]:
+    """What the policy says of a call that is over a limit."""
+    site = call_site()
+    splits = settings.policy == "split" and plan is not None
+    settings.report.oversized(site, call, plan, splits)
+    if splits and plan is not None:
+        _log.info("%s: %s: %s", site, call, plan)
+        return Split(plan, arguments)
+    message = f"{site}: {_message(call, beyond, plan, release)}"
+    if settings.policy == "raise":
+        raise OversizedCallError(message)
+    settings.warn_once(site, message, site)
+    return None
+
+
+def _release(call: Call, settings: Settings, real: bool) -> Optional[Version]:
+    """The release whose limits count; None, every supported one, in a rehearsal."""
+    if settings.release is None and real:
+        return RUNNING_TORCH
+    return settings.release
+
+
+def _taken_by(arguments: Arguments, settings: Settings) -> frozenset[str]:
+    """The backend that torch chooses for these tensors, as a set of one or none."""
+    backend = backends.chosen(arguments)
+    if backend == backends.FLASH:
+        stand_in = backends.replaced_flash()
+        if stand_in is not None:
+            message = (
+                f"{stand_in} is active in place of torch's own FlashAttention; its limits are not "
+                "known, so sdpa_guard leaves its calls as they are."
+            )
+            settings.warn_once(stand_in, message, call_site())
+            return frozenset()
+    return frozenset() if backend is None else frozenset({backend})
+
+
+def _message(
+    call: Call, beyond: list[Finding], plan: Optional[Plan], release: Optional[Version]
+) -> str:
+    worst = beyond[0]
+    where = f"torch {worst.limit.versions}" if release is None else f"torch {release}"
+    if plan is not None:
+        cure = f'SDPAGuard(policy="split") makes {plan} of it'
+    else:
+        cure = "no split cures it, so make the call smaller, or choose another backend for it"
+        if call.is_causal and "rows" in worst.limit.cures:
+            cure = f"is_causal forbids splitting query rows and {cure}"
+        cure += " (torch.nn.attention.sdpa_kernel)"
+    also = f" (also over: {', '.join(f.limit.id for f in beyond[1:])})" if beyond[1:] else ""
+    return (
+        f"scaled_dot_product_attention({call}) is over limit {worst.limit}: counted "
+        f"{worst.counted} > bound {worst.bound}{also}. On {where}: {worst.limit.effect}. "
+        f"Cure: {cure}."
+    )

@@ -1,0 +1,160 @@
+"""``check``: a call's shape against the limits, without making a tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from packaging.version import Version
+
+from .backends import BACKENDS
+from .call import Call, contiguous, padded_mask_row
+from .judge import Finding, examine, over, remedy
+from .limits import LIMITS
+from .plan import Plan
+from .release import RUNNING_TORCH, parse_release
+from .table import render
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What ``check`` found. ``print`` it for a table."""
+
+    call: Call
+    #: The torch release that was asked about; None is any supported one.
+    release: Optional[Version]
+    #: Every limit that the call could meet, the fullest first.
+    findings: tuple[Finding, ...]
+    #: How the guard would split the call; None when it fits, or when nothing cures it.
+    plan: Optional[Plan]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call is inside every limit as it is."""
+        return not any(finding.over for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "ok": self.ok,
+            "shape": str(self.call),
+            "torch": "any" if self.release is None else str(self.release),
+            "findings": [finding.as_dict() for finding in self.findings],
+            "plan": self.plan and self.plan.as_dict(),
+        }
+
+    def __str__(self) -> str:
+        release = "any supported torch" if self.release is None else f"torch {self.release}"
+        if self.ok:
+            outcome = "fits in one call"
+        elif self.plan is None:
+            outcome = "is over a limit, and no split cures it"
+        else:
+            outcome = f"must be split: {self.plan}"
+        head = f"{self.call} on {release} {outcome}"
+        if not self.findings:
+            return f"{head}; no fused backend takes it"
+        rows = [
+            (
+                "OVER" if finding.over else "ok",
+                str(finding.limit),
+                finding.limit.pass_,
+                str(finding.counted),
+                str(finding.bound),
+                f"{finding.ratio:.2%}",
+            )
+            for finding in self.findings
+        ]
+        table = render(("", "limit", "pass", "counted", "bound", "used"), rows)
+        return f"{head}\n\n{table}"
+
+
+def check(
+    batch: int,
+    heads: int,
+    seq_q: int,
+    head_dim: int,
+    *,
+    seq_k: Optional[int] = None,
+    kv_heads: Optional[int] = None,
+    dtype: torch.dtype = torch.bfloat16,
+    mask: bool = False,
+    mask_requires_grad: bool = False,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    requires_grad: bool = True,
+    backends: Sequence[str] = BACKENDS,
+    torch_version: Optional[str] = None,
+) -> Verdict:
+    """Judge one attention call by its shape; no tensor is made.
+
+    Args:
+        batch, heads, seq_q, head_dim: the query's shape; it is contiguous.
+        seq_k: the key length; ``seq_q`` unless given.
+        kv_heads: key/value heads, for grouped-query attention; ``heads`` unless given.
+        dtype: what the kernel is given, so after autocast.
+        mask: there is a mask of seq_q rows and seq_k columns, broadcast over batch and heads.
+        mask_requires_grad: and it wants a gradient.
+        requires_grad: a backward follows.
+        backends: those that could take the call, of "flash", "efficient", "cudnn".
+        torch_version: a release such as "2.9.0"; None is the installed one, "any" every supported.
+
+    Raises:
+        ValueError, TypeError: an argument is not what is allowed; the message says what is.
+    """
+    seq_k = seq_q if seq_k is None else seq_k
+    kv_heads = heads if kv_heads is None else kv_heads
+    sizes = {"batch": batch, "heads": heads, "seq_q": seq_q, "head_dim": head_dim}
+    for name, size in {**sizes, "seq_k": seq_k, "kv_heads": kv_heads}.items():
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name} must be a whole number, not {size!r}")
+        if size < 1:
+            raise ValueError(f"{name} must be 1 or more, not {size}")
+    if heads % kv_heads != 0:
+        raise ValueError(f"kv_heads must divide heads ({heads}), not {kv_heads}")
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be between 0 and 1, not {dropout_p!r}")
+    if is_causal and mask:
+        raise ValueError("mask must be False with is_causal=True: torch takes one or the other")
+    if mask_requires_grad and not mask:
+        raise ValueError("mask_requires_grad must be False without a mask")
+    if isinstance(backends, str):
+        raise TypeError(f"backends must be a tuple of names, not the string {backends!r}")
+    for backend in backends:
+        if backend not in BACKENDS:
+            raise ValueError(f"backends must be among {', '.join(BACKENDS)}, not {backend!r}")
+    if torch_version is None:
+        release: Optional[Version] = RUNNING_TORCH
+    else:
+        release = None if torch_version == "any" else parse_release(torch_version)
+    query, keys = contiguous(seq_q, head_dim), contiguous(seq_k, head_dim)
+    call = Call(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_q=seq_q,
+        seq_k=seq_k,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        dtype=dtype,
+        device_type="cuda",
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        needs_backward=requires_grad or mask_requires_grad,
+        query_strides=query,
+        key_strides=keys,
+        value_strides=keys,
+        mask_row_stride=padded_mask_row(seq_k) if mask and seq_q > 1 else (0 if mask else None),
+        mask_requires_grad=mask_requires_grad,
+    )
+    judged = [limit for limit in LIMITS if limit.backend in backends]
+
+    def findings_of(chunk: Call) -> tuple[Finding, ...]:
+        return examine(chunk, judged, release)
+
+    findings = tuple(sorted(findings_of(call), key=lambda f: -f.ratio))
+    return Verdict(call, release, findings, remedy(call, findings_of) if over(findings) else None)
