@@ -34,6 +34,10 @@ def enabled() -> frozenset[str]:
     return frozenset(allowed)
 
 
+# Dynamo cannot trace the switches; marked so, it asks once while it traces, as torch's kernels do.
+setattr(enabled, "_dynamo_marked_constant", True)  # noqa: B010
+
+
 def chosen(arguments: Arguments) -> Optional[str]:
     """The backend that torch would give these CUDA tensors to, after autocast; None for math.
 

@@ -180,7 +180,7 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
     value_dim = value.shape[-1]
     if batch != kv_batch or key_dim != head_dim or value.shape[:-1] != key.shape[:-1]:
         return None
-    if 0 in query.shape or 0 in key.shape or value_dim == 0:
+    if query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
         return None
     options = arguments.options
     dropout_p = options.get("dropout_p", 0.0)

@@ -56,12 +56,25 @@ def split(plan: Plan, arguments: Arguments) -> Iterator[Arguments]:
 
 def join(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     """One concatenation that keeps the parts' order of dimensions in memory."""
-    first = parts[0]
-    strides, shape = first.stride(), first.shape
-    # Of two dimensions with the same stride, the one of size one lies inside the other.
-    order = sorted(range(first.dim()), key=lambda d: (-strides[d], shape[d] == 1))
-    joined = torch.cat([part.permute(order) for part in parts], order.index(dim % first.dim()))
-    return joined.permute([order.index(d) for d in range(first.dim())])
+    order = _outer_first(parts[0])
+    joined = torch.cat([part.permute(order) for part in parts], order.index(dim % len(order)))
+    return joined.permute([order.index(d) for d in range(len(order))])
+
+
+def _outer_first(tensor: torch.Tensor) -> list[int]:
+    """The dimensions in their order in memory, the outermost first."""
+    strides, shape = tensor.stride(), tensor.shape
+    order: list[int] = []
+    for dim in range(tensor.dim()):
+        at = 0
+        while at < len(order) and not (
+            strides[dim] > strides[order[at]]
+            # With the same stride, a dimension of size one lies inside the other.
+            or (strides[dim] == strides[order[at]] and shape[order[at]] == 1 != shape[dim])
+        ):
+            at += 1
+        order.insert(at, dim)
+    return order
 
 
 def _run_inner(plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:

@@ -63,7 +63,7 @@ def fewest(call: Call, cures: frozenset[str], fits: Fits) -> Optional[Plan]:
 
 def balanced(length: int, chunks: int) -> tuple[int, ...]:
     """The sizes of that many chunks, larger ones first, differing by at most one."""
-    size, larger = divmod(length, chunks)
+    size, larger = length // chunks, length % chunks  # torch.compile cannot trace divmod
     return (size + 1,) * larger + (size,) * (chunks - larger)
 
 

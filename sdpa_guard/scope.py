@@ -7,6 +7,8 @@ Python's thread-local and context variables do not reach a backward on CUDA.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
@@ -36,13 +38,13 @@ def current() -> Optional[Scope]:
 
 def push(settings: Optional[Settings]) -> None:
     """Put settings in force on this thread."""
-    torch._C._stash_obj_in_tls(_KEY, Scope(settings, current()))
+    _stash(Scope(settings, current()))
 
 
 def pop() -> None:
     """Put those in force again that the innermost scope hides."""
     scope = current()
-    torch._C._stash_obj_in_tls(_KEY, scope.outer if scope else None)
+    _stash(scope.outer if scope else None)
 
 
 @contextlib.contextmanager
@@ -53,3 +55,24 @@ def judged() -> Iterator[None]:
         yield
     finally:
         pop()
+
+
+def _stash(scope: Optional[Scope]) -> None:
+    if _STASH_STEALS:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(scope))
+    torch._C._stash_obj_in_tls(_KEY, scope)
+
+
+def _stash_steals() -> bool:
+    """Whether torch's stash takes over a reference that nobody gave it, as releases to 2.9 do."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls(_KEY, probe)
+    steals = sys.getrefcount(probe) == before
+    if steals:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    return steals
+
+
+_STASH_STEALS = _stash_steals()
+_stash(None)
