@@ -175,8 +175,9 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
         return None
     if key.dim() != dims or value.dim() != dims:
         return None
-    *batch, heads, seq_q, head_dim = query.shape
-    *kv_batch, kv_heads, seq_k, key_dim = key.shape
+    heads, seq_q, head_dim = query.shape[-3:]
+    kv_heads, seq_k, key_dim = key.shape[-3:]
+    batch, kv_batch = (query.shape[0], key.shape[0]) if dims == 4 else (1, 1)
     value_dim = value.shape[-1]
     if batch != kv_batch or key_dim != head_dim or value.shape[:-1] != key.shape[:-1]:
         return None
@@ -190,8 +191,7 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
         repeats = options.get("enable_gqa", False) or (_REPEATS_ONE_HEAD and kv_heads == 1)
         if not repeats or heads % kv_heads != 0:
             return None
-    target = (*(batch or [1]), heads, seq_q, seq_k)
-    if mask is not None and not _broadcasts(mask.shape, target):
+    if mask is not None and not _broadcasts(mask.shape, (batch, heads, seq_q, seq_k)):
         return None
     if not query.dtype == key.dtype == value.dtype:
         return None
@@ -199,7 +199,7 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
     cast = dtype != query.dtype
     lanes = _lanes(tensors)
     return Call(
-        batch=(batch[0] if batch else 1) * lanes,
+        batch=batch * lanes,
         heads=heads,
         kv_heads=kv_heads,
         seq_q=seq_q,

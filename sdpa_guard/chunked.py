@@ -16,16 +16,29 @@ TorchCall = Callable[..., torch.Tensor]
 _DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
 
 
-def run(plan: Plan, torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
-    """What the whole call would return, made of the plan's chunks: one join, no other copy."""
-    if arguments.query.dim() == 3:
-        # torch reads (N, L, E) as one batch entry of N heads.
-        return run(plan, torch_call, _with_batch(arguments)).squeeze(0)
+def run(plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
+    """What the whole call would return, made of the plan's chunks: one join, no other copy.
+
+    A 3-D call, (N, L, E), is split the same way: N are its heads.
+    """
+    if plan is None:
+        query, key, value, mask, options = arguments
+        return torch_call(query, key, value, mask, **options)
     if plan.axis == CONTIGUOUS:
         key, value = arguments.key.contiguous(), arguments.value.contiguous()
-        return _run_inner(plan.inner, torch_call, arguments._replace(key=key, value=value))
-    parts = [_run_inner(plan.inner, torch_call, chunk) for chunk in split(plan, arguments)]
+        return run(plan.inner, torch_call, arguments._replace(key=key, value=value))
+    parts = [run(plan.inner, torch_call, chunk) for chunk in split(plan, arguments)]
     return join(parts, _DIM[plan.axis])
+
+
+def ends(plan: Optional[Plan], arguments: Arguments) -> tuple[Arguments, Arguments]:
+    """Views of the first and the last chunk: between them, every size and the furthest offset."""
+    if plan is None:
+        return arguments, arguments
+    if plan.axis == CONTIGUOUS:
+        return ends(plan.inner, arguments)
+    first, *_, last = split(plan, arguments)
+    return ends(plan.inner, first)[0], ends(plan.inner, last)[1]
 
 
 def split(plan: Plan, arguments: Arguments) -> Iterator[Arguments]:
@@ -75,17 +88,3 @@ def _outer_first(tensor: torch.Tensor) -> list[int]:
             at += 1
         order.insert(at, dim)
     return order
-
-
-def _run_inner(plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
-    if plan is not None:
-        return run(plan, torch_call, arguments)
-    query, key, value, mask, options = arguments
-    return torch_call(query, key, value, mask, **options)
-
-
-def _with_batch(arguments: Arguments) -> Arguments:
-    query, key, value, mask, options = arguments
-    # A 3-D mask is (N, L, S), so it has no batch either.
-    mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
-    return Arguments(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, options)

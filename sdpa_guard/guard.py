@@ -85,11 +85,14 @@ class SDPAGuard(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return reroute(func, args, kwargs or {}, self._settings)
         innermost = scope.current()
-        settings = innermost.settings if innermost else None
-        with scope.judged():
-            if settings is None:
-                return func(*args, **(kwargs or {}))
-            return reroute(func, args, kwargs or {}, settings)
+        if innermost is None or innermost.settings is None:
+            return func(*args, **(kwargs or {}))
+        # Judged once: our own kernel and an outer guard leave what the call does on its way.
+        scope.push(None)
+        try:
+            return reroute(func, args, kwargs or {}, innermost.settings)
+        finally:
+            scope.pop()
 
 
 def make_settings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from packaging.version import Version
 
@@ -57,15 +57,17 @@ def examine(call: Call, limits: Iterable[Limit], release: Optional[Version]) -> 
     )
 
 
-def over(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings past their bound, the furthest first."""
-    return sorted((f for f in findings if f.over), key=lambda f: -f.ratio)
+def exceeded(call: Call, limits: Iterable[Limit], release: Optional[Version]) -> list[Finding]:
+    """The findings past their bound."""
+    findings = [Finding(limit, limit.counted(call)) for limit in limits]
+    # Most limits are far away: the count is asked before the question which torch has the limit.
+    return [f for f in findings if f.over and _applies(f.limit, call, release)]
 
 
-def remedy(call: Call, findings_of: Callable[[Call], Sequence[Finding]]) -> Optional[Plan]:
-    """The plan for a call that is over some limit, or None where nothing cures it."""
-    cures = frozenset(cure for f in findings_of(call) if f.over for cure in f.limit.cures)
-    return fewest(call, cures, lambda chunk: not any(f.over for f in findings_of(chunk)))
+def remedy(call: Call, limits: Sequence[Limit], release: Optional[Version]) -> Optional[Plan]:
+    """The plan for a call that is over some of the limits, or None where nothing cures it."""
+    cures = {cure for finding in exceeded(call, limits, release) for cure in finding.limit.cures}
+    return fewest(call, frozenset(cures), lambda chunk: not exceeded(chunk, limits, release))
 
 
 def _applies(limit: Limit, call: Call, release: Optional[Version]) -> bool:

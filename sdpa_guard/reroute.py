@@ -14,7 +14,7 @@ from . import backends, chunked
 from .call import Arguments, Call, autocast_cast, bind, is_compiling, is_fake, read
 from .chunked import TorchCall
 from .errors import OversizedCallError, SDPAGuardWarning
-from .judge import Finding, examine, over, remedy
+from .judge import Finding, examine, exceeded, remedy
 from .limit import Limit
 from .plan import Plan
 from .release import RUNNING_TORCH
@@ -49,14 +49,19 @@ class Settings:
         self.device_types = device_types
         self.report = Report()
         self._warned: set[object] = set()
-        self._cached = functools.lru_cache(maxsize=4096)(self._measure)
+        self._remembered = functools.lru_cache(maxsize=4096)(self._measure)
+        self._planned = functools.lru_cache(maxsize=4096)(self._plan)
 
-    def findings(self, call: Call, release: Optional[Version]) -> tuple[Finding, ...]:
-        """How the call stands against the limits, remembered by its facts."""
+    def beyond(self, call: Call, release: Optional[Version]) -> list[Finding]:
+        """The limits that the call is over, whichever backend takes it; remembered by its facts."""
         try:
-            return self._cached(call, release)
+            return self._remembered(call, release)
         except TypeError:  # symbolic sizes have no hash
-            return examine(call, self.limits, release)
+            return exceeded(call, self.limits, release)
+
+    def plan(self, call: Call, release: Optional[Version], taken: frozenset[str]) -> Optional[Plan]:
+        """The plan for the limits of these backends, remembered by the call's facts."""
+        return self._planned(call, release, taken)
 
     def warn_once(self, about: object, message: str, site: Site) -> None:
         """Warn at the user's line, once for each thing to warn about."""
@@ -64,10 +69,14 @@ class Settings:
             self._warned.add(about)
             warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
 
-    def _measure(self, call: Call, release: Optional[Version]) -> tuple[Finding, ...]:
-        findings = examine(call, self.limits, release)
-        self.report.measured(findings)
-        return findings
+    def _measure(self, call: Call, release: Optional[Version]) -> list[Finding]:
+        self.report.measured(examine(call, self.limits, release))
+        return exceeded(call, self.limits, release)
+
+    def _plan(
+        self, call: Call, release: Optional[Version], taken: frozenset[str]
+    ) -> Optional[Plan]:
+        return remedy(call, [f for f in self.limits if f.backend in taken], release)
 
 
 def reroute(
@@ -98,17 +107,14 @@ def _trace(arguments: Arguments, settings: Settings) -> Optional[Split]:
         return None
     release = _release(call, settings, real=call.device_type == "cuda")
     taken = backends.enabled()
-
-    def findings_of(chunk: Call) -> list[Finding]:
-        found = examine(chunk, settings.limits, release)
-        return [f for f in found if f.limit.backend in taken]
-
-    if not any(f.over for f in findings_of(call)):
+    limits = [limit for limit in settings.limits if limit.backend in taken]
+    beyond = exceeded(call, limits, release)
+    if not beyond:
         return None
     call = call.with_numbers()
-    plan = remedy(call, findings_of)
+    plan = remedy(call, limits, release)
     if settings.policy == "raise":
-        raise OversizedCallError(_message(call, over(findings_of(call)), plan, release))
+        raise OversizedCallError(_message(call, beyond, plan, release))
     return None if plan is None else Split(plan, arguments)
 
 
@@ -137,28 +143,25 @@ def _decide(arguments: Arguments, settings: Settings) -> Optional[Split]:
     real = call.device_type == "cuda" and not is_fake(arguments.query)
     asks = real and call.lanes == 1
     release = _release(call, settings, real)
-    if not any(f.over for f in settings.findings(call, release)):
+    beyond = settings.beyond(call, release)
+    if not beyond:
         return None
     if asks:
         arguments = autocast_cast(arguments, call.dtype)
     taken = _taken_by(arguments, settings) if asks else backends.enabled()
-
-    def findings_of(chunk: Call) -> list[Finding]:
-        return [f for f in settings.findings(chunk, release) if f.limit.backend in taken]
-
-    beyond = over(findings_of(call))
+    beyond = [f for f in beyond if f.limit.backend in taken]
     if not beyond:
         return None
     call = call.with_numbers()
-    plan = remedy(call, findings_of)
+    plan = settings.plan(call, release, taken)
     while asks and plan is not None:
         # A chunk can go to another backend than the whole call, whose limits then count as well.
-        pieces = list(chunked.split(plan, arguments))
-        others = _taken_by(pieces[0], settings) | _taken_by(pieces[-1], settings)
+        first, last = chunked.ends(plan, arguments)
+        others = _taken_by(first, settings) | _taken_by(last, settings)
         if others <= taken:
             break
         taken |= others
-        plan = remedy(call, findings_of)
+        plan = settings.plan(call, release, taken)
     return _act(call, arguments, beyond, plan, release, settings)
 
 
@@ -193,7 +196,10 @@ def _release(call: Call, settings: Settings, real: bool) -> Optional[Version]:
 
 def _taken_by(arguments: Arguments, settings: Settings) -> frozenset[str]:
     """The backend that torch chooses for these tensors, as a set of one or none."""
-    backend = backends.chosen(arguments)
+    try:
+        backend = backends.chosen(arguments)
+    except RuntimeError:
+        return frozenset()  # no backend takes the call; torch says so when it is made
     if backend == backends.FLASH:
         stand_in = backends.replaced_flash()
         if stand_in is not None:
@@ -209,16 +215,18 @@ def _taken_by(arguments: Arguments, settings: Settings) -> frozenset[str]:
 def _message(
     call: Call, beyond: list[Finding], plan: Optional[Plan], release: Optional[Version]
 ) -> str:
-    worst = beyond[0]
+    worst, *others = sorted(beyond, key=lambda finding: -finding.ratio)
     where = f"torch {worst.limit.versions}" if release is None else f"torch {release}"
     if plan is not None:
         cure = f'SDPAGuard(policy="split") makes {plan} of it'
     else:
         cure = "no split cures it, so make the call smaller, or choose another backend for it"
         if call.is_causal and "rows" in worst.limit.cures:
-            cure = f"is_causal forbids splitting query rows and {cure}"
+            cure = f"is_causal forbids splitting query rows, and {cure}"
+        if call.lanes > 1:
+            cure = f"torch.vmap runs {call.lanes} calls as one: give it a chunk_size; else {cure}"
         cure += " (torch.nn.attention.sdpa_kernel)"
-    also = f" (also over: {', '.join(f.limit.id for f in beyond[1:])})" if beyond[1:] else ""
+    also = f" (also over: {', '.join(f.limit.id for f in others)})" if others else ""
     return (
         f"scaled_dot_product_attention({call}) is over limit {worst.limit}: counted "
         f"{worst.counted} > bound {worst.bound}{also}. On {where}: {worst.limit.effect}. "

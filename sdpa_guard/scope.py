@@ -6,10 +6,8 @@ Python's thread-local and context variables do not reach a backward on CUDA.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
@@ -37,7 +35,7 @@ def current() -> Optional[Scope]:
 
 
 def push(settings: Optional[Settings]) -> None:
-    """Put settings in force on this thread."""
+    """Put settings in force on this thread; None while a judged call runs, to judge it once."""
     _stash(Scope(settings, current()))
 
 
@@ -45,16 +43,6 @@ def pop() -> None:
     """Put those in force again that the innermost scope hides."""
     scope = current()
     _stash(scope.outer if scope else None)
-
-
-@contextlib.contextmanager
-def judged() -> Iterator[None]:
-    """While a judged call runs: what it does inside is not judged again."""
-    push(None)
-    try:
-        yield
-    finally:
-        pop()
 
 
 def _stash(scope: Optional[Scope]) -> None:

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from .backends import BACKENDS
 from .call import Call, contiguous, padded_mask_row
-from .judge import Finding, examine, over, remedy
+from .judge import Finding, examine, remedy
 from .limits import LIMITS
 from .plan import Plan
 from .release import RUNNING_TORCH, parse_release
@@ -153,8 +153,6 @@ def check(
     )
     judged = [limit for limit in LIMITS if limit.backend in backends]
 
-    def findings_of(chunk: Call) -> tuple[Finding, ...]:
-        return examine(chunk, judged, release)
-
-    findings = tuple(sorted(findings_of(call), key=lambda f: -f.ratio))
-    return Verdict(call, release, findings, remedy(call, findings_of) if over(findings) else None)
+    findings = sorted(examine(call, judged, release), key=lambda f: -f.ratio)
+    plan = remedy(call, judged, release) if any(f.over for f in findings) else None
+    return Verdict(call, release, tuple(findings), plan)
