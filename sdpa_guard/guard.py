@@ -104,10 +104,10 @@ def make_settings(
     """The checked settings of a guard."""
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
-    limits = tuple(limits)
+    limits = tuple(limits) if isinstance(limits, Iterable) else (limits,)
     for limit in limits:
         if not isinstance(limit, Limit):
-            raise TypeError(f"limits must be Limit objects such as those in LIMITS, not {limit!r}")
+            raise TypeError(f"limits must be Limit objects, as those in LIMITS, not {limit!r}")
     if isinstance(device_types, str):
         raise TypeError(f"device_types must be a tuple of names, not the string {device_types!r}")
     for device_type in device_types:

@@ -89,16 +89,18 @@ class Report:
                 known = self._ratios.get(finding.limit.id, 0.0)
                 self._ratios[finding.limit.id] = max(known, finding.ratio)
 
-    def oversized(self, site: Site, call: Call, plan: Optional[Plan], split: bool) -> None:
-        """Count a call that is over some limit."""
+    def split_up(self, site: Site, call: Call, plan: Plan) -> None:
+        """Count a call that was split and has returned."""
         with self._lock:
-            line = self._sites.setdefault((site, call), _Line(plan))
-            line.calls += 1
-            if plan is None:
-                self.unsplittable += 1
-            elif split:
-                self.split += 1
-                self.chunks += len(plan)
+            self._line(site, call, plan).calls += 1
+            self.split += 1
+            self.chunks += len(plan)
+
+    def left(self, site: Site, call: Call, plan: Optional[Plan]) -> None:
+        """Count a call that is over a limit and was left as it is, or refused."""
+        with self._lock:
+            self._line(site, call, plan).calls += 1
+            self.unsplittable += plan is None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: the counts, the largest ratio per limit, and a list of call sites."""
@@ -144,6 +146,9 @@ class Report:
         if sites:
             tables.append(render(("calls", "shape", "plan", "where"), sites))
         return "\n\n".join(tables)
+
+    def _line(self, site: Site, call: Call, plan: Optional[Plan]) -> _Line:
+        return self._sites.setdefault((site, call), _Line(plan))
 
     def __repr__(self) -> str:
         return f"<Report calls={self.calls} split={self.split} chunks={self.chunks}>"

@@ -30,6 +30,9 @@ class Split(NamedTuple):
 
     plan: Plan
     arguments: Arguments
+    call: Call
+    #: None while torch.compile traces, where nothing is counted.
+    site: Optional[Site]
 
 
 class Settings:
@@ -90,7 +93,10 @@ def reroute(
         decided = decide(arguments, settings)
     if decided is None:
         return torch_call(*args, **kwargs)
-    return chunked.run(decided.plan, torch_call, decided.arguments)
+    result = chunked.run(decided.plan, torch_call, decided.arguments)
+    if decided.site is not None:
+        settings.report.split_up(decided.site, decided.call, decided.plan)
+    return result
 
 
 def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]:
@@ -115,7 +121,7 @@ def _trace(arguments: Arguments, settings: Settings) -> Optional[Split]:
     plan = remedy(call, limits, release)
     if settings.policy == "raise":
         raise OversizedCallError(_message(call, beyond, plan, release))
-    return None if plan is None else Split(plan, arguments)
+    return None if plan is None else Split(plan, arguments, call, site=None)
 
 
 def _decide_safely(arguments: Arguments, settings: Settings) -> Optional[Split]:
@@ -175,11 +181,10 @@ def _act(
 ) -> Optional[Split]:
     """What the policy says of a call that is over a limit."""
     site = call_site()
-    splits = settings.policy == "split" and plan is not None
-    settings.report.oversized(site, call, plan, splits)
-    if splits and plan is not None:
+    if settings.policy == "split" and plan is not None:
         _log.info("%s: %s: %s", site, call, plan)
-        return Split(plan, arguments)
+        return Split(plan, arguments, call, site)
+    settings.report.left(site, call, plan)
     message = f"{site}: {_message(call, beyond, plan, release)}"
     if settings.policy == "raise":
         raise OversizedCallError(message)
