@@ -233,15 +233,10 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return type(tensor) not in _ORDINARY or tensor.device.type == "meta"
 
 
-def autocast_cast(arguments: Arguments, dtype: torch.dtype) -> Arguments:
-    """The arguments as autocast is about to cast them; themselves where it casts nothing."""
-    if arguments.query.dtype == dtype:
-        return arguments
-    mask = arguments.attn_mask
-    if mask is not None and mask.is_floating_point():
-        mask = mask.to(dtype)
-    query, key, value = (t.to(dtype) for t in arguments[:3])
-    return arguments._replace(query=query, key=key, value=value, attn_mask=mask)
+def autocast_hides_dtypes() -> bool:
+    """Whether autocast will cast on the way to our kernel, which then judges what it gives."""
+    on = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+    return on and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _is_ordinary(tensor: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import scope
+from .call import autocast_hides_dtypes
 from .dispatcher import DEVICE_TYPES, close_kernel, open_kernel
 from .limit import Limit
 from .limits import LIMITS
@@ -80,12 +81,12 @@ class SDPAGuard(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Optional[dict[str, Any]] = None,
     ) -> Any:
+        if torch.compiler.is_compiling():
+            return self._trace(func, args, kwargs or {})
         if func not in _ATTENTION:
             return func(*args, **(kwargs or {}))
-        if torch.compiler.is_compiling():
-            return reroute(func, args, kwargs or {}, self._settings)
         innermost = scope.current()
-        if innermost is None or innermost.settings is None:
+        if innermost is None or innermost.settings is None or autocast_hides_dtypes():
             return func(*args, **(kwargs or {}))
         # Judged once: our own kernel and an outer guard leave what the call does on its way.
         scope.push(None)
@@ -93,6 +94,15 @@ class SDPAGuard(TorchFunctionMode):
             return reroute(func, args, kwargs or {}, innermost.settings)
         finally:
             scope.pop()
+
+    def _trace(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # Reading the token makes dynamo guard on it: other settings compile other code, though the
+        # attention hides in a module's function and meets our kernel only after dynamo.
+        if self._settings.token and func in _ATTENTION:
+            return reroute(func, args, kwargs, self._settings)
+        return func(*args, **kwargs)
 
 
 def make_settings(

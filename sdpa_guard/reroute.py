@@ -11,7 +11,7 @@ import torch
 from packaging.version import Version
 
 from . import backends, chunked
-from .call import Arguments, Call, autocast_cast, bind, is_compiling, is_fake, read
+from .call import Arguments, Call, bind, is_compiling, is_fake, read
 from .chunked import TorchCall
 from .errors import OversizedCallError, SDPAGuardWarning
 from .judge import Finding, examine, exceeded, remedy
@@ -50,6 +50,8 @@ class Settings:
         #: The torch release whose limits count; None leaves it to the device.
         self.release = release
         self.device_types = device_types
+        #: Equal for equal settings.
+        self.token = str(hash((policy, limits, release, device_types)))
         self.report = Report()
         self._warned: set[object] = set()
         self._remembered = functools.lru_cache(maxsize=4096)(self._measure)
@@ -152,8 +154,6 @@ def _decide(arguments: Arguments, settings: Settings) -> Optional[Split]:
     beyond = settings.beyond(call, release)
     if not beyond:
         return None
-    if asks:
-        arguments = autocast_cast(arguments, call.dtype)
     taken = _taken_by(arguments, settings) if asks else backends.enabled()
     beyond = [f for f in beyond if f.limit.backend in taken]
     if not beyond:
