@@ -40,9 +40,10 @@ class Limit:
     #: Where that can be read.
     source: str
 
-    def ratio(self, call: Call) -> float:
-        """The call's count as a fraction of the bound; over 1.0 is unsafe."""
-        return self.counted(call) / self.bound
+    @property
+    def releases(self) -> str:
+        """``versions`` in words: ">=2.2, <2.11"."""
+        return ", ".join(sorted(map(str, self.versions), reverse=True))
 
     def affects(self, release: Version) -> bool:
         """Whether that torch release has the limit."""

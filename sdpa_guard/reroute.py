@@ -221,7 +221,7 @@ def _message(
     call: Call, beyond: list[Finding], plan: Optional[Plan], release: Optional[Version]
 ) -> str:
     worst, *others = sorted(beyond, key=lambda finding: -finding.ratio)
-    where = f"torch {worst.limit.versions}" if release is None else f"torch {release}"
+    where = f"torch {worst.limit.releases}" if release is None else f"torch {release}"
     if plan is not None:
         cure = f'SDPAGuard(policy="split") makes {plan} of it'
     else:
