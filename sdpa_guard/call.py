@@ -233,10 +233,13 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return type(tensor) not in _ORDINARY or tensor.device.type == "meta"
 
 
-def autocast_hides_dtypes() -> bool:
-    """Whether autocast will cast on the way to our kernel, which then judges what it gives."""
-    on = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
-    return on and torch._C._functorch.peek_interpreter_stack() is None
+def autocast_dtype(kind: str) -> Optional[torch.dtype]:
+    """What autocast casts to on "cpu" or "cuda"; None where it is off."""
+    if _AUTOCAST_BY_DEVICE:
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if kind == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def _is_ordinary(tensor: Any) -> bool:
@@ -259,12 +262,7 @@ def _dtype_after_autocast(tensor: torch.Tensor) -> torch.dtype:
     if tensor.dtype is torch.float64 or not tensor.is_floating_point():
         return tensor.dtype
     # Autocast never touches meta tensors, yet a rehearsal asks what CUDA would do.
-    kind = "cpu" if tensor.device.type == "cpu" else "cuda"
-    if _AUTOCAST_BY_DEVICE:
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-    if kind == "cpu":
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else tensor.dtype
-    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else tensor.dtype
+    return autocast_dtype("cpu" if tensor.device.type == "cpu" else "cuda") or tensor.dtype
 
 
 def _strides(tensor: torch.Tensor, cast: bool) -> Strides:

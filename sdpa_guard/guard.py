@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import scope
-from .call import autocast_hides_dtypes
+from .call import autocast_dtype
 from .dispatcher import DEVICE_TYPES, close_kernel, open_kernel
 from .limit import Limit
 from .limits import LIMITS
@@ -86,7 +86,7 @@ class SDPAGuard(TorchFunctionMode):
         if func not in _ATTENTION:
             return func(*args, **(kwargs or {}))
         innermost = scope.current()
-        if innermost is None or innermost.settings is None or autocast_hides_dtypes():
+        if innermost is None or innermost.settings is None or _kernel_sees_more():
             return func(*args, **(kwargs or {}))
         # Judged once: our own kernel and an outer guard leave what the call does on its way.
         scope.push(None)
@@ -103,6 +103,15 @@ class SDPAGuard(TorchFunctionMode):
         if self._settings.token and func in _ATTENTION:
             return reroute(func, args, kwargs, self._settings)
         return func(*args, **kwargs)
+
+
+def _kernel_sees_more() -> bool:
+    """Whether to leave a call to our kernel: it comes after autocast's casts and jit's tracer."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False  # under vmap a call never gets there
+    if torch._C._get_tracing_state() is not None:
+        return True
+    return autocast_dtype("cuda") is not None or autocast_dtype("cpu") is not None
 
 
 def make_settings(

@@ -260,7 +260,7 @@ ROUTES = [
     Route("`torch.func.grad`", func_grad, 1),
     Route("`torch.func.vmap`", func_vmap, 1),
     Route("`torch.jit.script`", scripted, 1),
-    Route("`torch.jit.trace`", traced, 1),
+    Route("`torch.jit.trace`, while it traces and when it runs", traced, 2),
     Route("`FakeTensorMode`", fake, 1),
     Route("meta tensors", on_meta, 1),
     Route("meta tensors under `torch.inference_mode`", on_meta_in_inference_mode, 1),

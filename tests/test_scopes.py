@@ -17,6 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdpa_guard import LIMITS, OversizedCallError, SDPAGuard, SDPAGuardError, SDPAGuardWarning
 from sdpa_guard.testing import record_calls
 
+#: torch 2.3 has one autocast function for each device type instead.
+BY_DEVICE = hasattr(torch, "get_autocast_dtype")
 BATCH = next(limit for limit in LIMITS if limit.id == "F2b")
 
 
@@ -305,11 +307,18 @@ class cuda_autocast:  # noqa: N801 - reads as a context manager
     """``torch.autocast("cuda", torch.bfloat16)``, which turns itself off on a CPU-only torch."""
 
     def __enter__(self) -> None:
-        torch.set_autocast_gpu_dtype(torch.bfloat16)
-        torch.set_autocast_enabled(True)
+        if BY_DEVICE:
+            torch.set_autocast_dtype("cuda", torch.bfloat16)
+            torch.set_autocast_enabled("cuda", True)
+        else:
+            torch.set_autocast_gpu_dtype(torch.bfloat16)
+            torch.set_autocast_enabled(True)
 
     def __exit__(self, *exc_info: object) -> None:
-        torch.set_autocast_enabled(False)
+        if BY_DEVICE:
+            torch.set_autocast_enabled("cuda", False)
+        else:
+            torch.set_autocast_enabled(False)
 
 
 def test_cpu_autocast_gives_the_unguarded_result():
