@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable
+import warnings
+from typing import Any, Callable, Optional
 
 import torch
 
 from . import scope
+from .errors import SDPAGuardWarning
+from .report import call_site
 from .reroute import reroute
 
 #: torch's autograd key for each device type, and the plain one that inference mode uses. torch
@@ -19,8 +22,8 @@ _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 _lock = threading.RLock()
-#: Each open key's registration, and how many have asked for it.
-_open: dict[str, tuple[torch.library.Library, int]] = {}
+#: Each open key's registration, and how many have asked for it. None: somebody else holds the key.
+_open: dict[str, tuple[Optional[torch.library.Library], int]] = {}
 
 Recorder = Callable[[tuple[Any, ...], dict[str, Any]], None]
 #: Told of every call that reaches torch while the kernel is open.
@@ -31,7 +34,7 @@ def open_kernel(device_types: tuple[str, ...]) -> None:
     """Put the kernel before torch's own; pair every call with ``close_kernel``."""
     with _lock:
         for key in _keys(device_types):
-            library, users = _open.get(key) or (_register(key), 0)
+            library, users = _open[key] if key in _open else (_register(key), 0)
             _open[key] = library, users + 1
 
 
@@ -42,7 +45,7 @@ def close_kernel(device_types: tuple[str, ...]) -> None:
             library, users = _open.pop(key)
             if users > 1:
                 _open[key] = library, users - 1
-            else:
+            elif library is not None:
                 library._destroy()
 
 
@@ -50,9 +53,19 @@ def _keys(device_types: tuple[str, ...]) -> list[str]:
     return [key for device_type in device_types for key in _KEYS[device_type]]
 
 
-def _register(key: str) -> torch.library.Library:
+def _register(key: str) -> Optional[torch.library.Library]:
     library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", _kernel, key)
+    try:
+        library.impl("scaled_dot_product_attention", _kernel, key)
+    except RuntimeError as refusal:
+        # torch to 2.9 lets nobody replace a Python kernel of somebody else's.
+        site = call_site()
+        message = (
+            f"another library has its own attention kernel for {key}, so sdpa_guard sees only "
+            f"direct calls there: none inside modules, recompute or backward. torch says: {refusal}"
+        )
+        warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
+        return None
     return library
 
 

@@ -333,3 +333,26 @@ def test_cpu_autocast_gives_the_unguarded_result():
                     results.append(scaled_dot_product_attention(query, query, query))
     assert results[0].dtype is results[1].dtype is torch.bfloat16
     torch.testing.assert_close(*results)
+
+
+def test_somebody_elses_kernel_does_not_stop_the_run():
+    operator = torch.ops.aten.scaled_dot_product_attention.default
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(
+        "scaled_dot_product_attention",
+        lambda *args, **kwargs: operator._op_dk(composite, *args, **kwargs),
+        "AutogradCPU",
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with guard() as opened:
+                attend()
+    finally:
+        library._destroy()
+        del library  # torch 2.3 holds the key until then
+    assert opened.report.split == 1
+    with guard() as opened:
+        attend()
+    assert opened.report.split == 1
