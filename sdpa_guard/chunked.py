@@ -76,15 +76,20 @@ def join(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
 
 def _outer_first(tensor: torch.Tensor) -> list[int]:
     """The dimensions in their order in memory, the outermost first."""
-    strides, shape = tensor.stride(), tensor.shape
     order: list[int] = []
     for dim in range(tensor.dim()):
         at = 0
-        while at < len(order) and not (
-            strides[dim] > strides[order[at]]
-            # With the same stride, a dimension of size one lies inside the other.
-            or (strides[dim] == strides[order[at]] and shape[order[at]] == 1 != shape[dim])
-        ):
+        while at < len(order) and not _lies_outside(tensor, dim, order[at]):
             at += 1
         order.insert(at, dim)
     return order
+
+
+def _lies_outside(tensor: torch.Tensor, dim: int, other: int) -> bool:
+    """Whether one dimension lies outside an earlier one, against the order of their numbers."""
+    stride, other_stride = tensor.stride(dim), tensor.stride(other)
+    if other_stride == 0:
+        return False  # a chunk of one expanded entry says nothing of the order
+    # With the same stride, a dimension of size one lies inside the other.
+    inside = tensor.shape[other] == 1 and tensor.shape[dim] != 1
+    return stride > other_stride or (stride == other_stride and inside)

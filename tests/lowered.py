@@ -1,0 +1,30 @@
+"""Limits so low that small calls on the CPU are over them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sdpa_guard import LIMITS, Limit
+from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS
+
+NESTED = "nested"
+
+#: What each lowered limit counts, and the axes that cure it.
+_COUNTS = {
+    BATCH: (lambda call: call.batch, (BATCH,)),
+    HEADS: (lambda call: call.heads, (HEADS,)),
+    ROWS: (lambda call: call.seq_q, (ROWS,)),
+    NESTED: (lambda call: call.batch * call.heads, (BATCH, HEADS)),
+    CONTIGUOUS: (
+        lambda call: call.seq_k * max(call.key_strides.row, call.value_strides.row),
+        (CONTIGUOUS,),
+    ),
+}
+# A limit of every release and both passes, whose backend takes masks.
+_E4 = next(limit for limit in LIMITS if limit.id == "E4")
+
+
+def lowered(axis: str, bound: int) -> tuple[Limit]:
+    """One limit that lets no more than ``bound`` units of the axis into one call."""
+    counted, cures = _COUNTS[axis]
+    return (dataclasses.replace(_E4, counted=counted, bound=bound, cures=cures),)

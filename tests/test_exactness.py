@@ -1,0 +1,286 @@
+"""A split call is the whole call: results, gradients, layout, randomness and errors.
+
+Everything runs on the CPU, which stands in for CUDA, with limits lowered to small shapes.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+import pytest
+import torch
+from exactness_cases import HAS_GQA, SPLITS, Case, attend, build, cases
+from hypothesis import example, given, settings
+from lowered import NESTED
+from packaging.version import Version
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sdpa_guard import chunked
+from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
+from sdpa_guard.plan import Plan
+from sdpa_guard.release import RUNNING_TORCH
+
+FUSES_3D = Version("2.14") <= RUNNING_TORCH
+#: What rounding may change, relative to the largest value: torch adds up in another order.
+ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def outcome(case: Case, scope: contextlib.AbstractContextManager[Any]) -> Any:
+    """The error of the call, or its result and the leaves with their gradients."""
+    leaves, arguments = build(case)
+    try:
+        with scope, getattr(torch, case.grad_mode)():
+            out = attend(arguments)
+    except Exception as error:
+        return error
+    if out.requires_grad:
+        (out * torch.randn_like(out, memory_format=torch.contiguous_format)).sum().backward()
+    return out, leaves
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, computed_in: torch.dtype) -> None:
+    """Equal in dtype, device, shape, and but for rounding in value."""
+    rounding = max(ROUNDING[computed_in], ROUNDING[expected.dtype])
+    atol = rounding * (1 + expected.nan_to_num(0, 0, 0).abs().max().item())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol, equal_nan=True)
+
+
+def steps(tensor: torch.Tensor) -> list[int]:
+    """The strides that mean anything: those of a dimension of size one do not."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, print_blob=True)
+@given(cases())
+@example(Case(batch=2, heads=1, kv_heads=1, layouts=("expanded batch",) * 3))
+def test_a_split_call_is_the_whole_call(case: Case) -> None:
+    guard = case.guard()
+    whole, split = outcome(case, contextlib.nullcontext()), outcome(case, guard)
+    if isinstance(whole, Exception):
+        assert (type(split), str(split)) == (type(whole), str(whole))
+        return
+    assert not isinstance(split, Exception), repr(split)
+    key, value = build(case)[1][1:3]
+    rows = max(key.stride(2), value.stride(2))
+    over = case.axis != CONTIGUOUS or rows > max(case.head_dim, case.value_dim)
+    chunks = case.fewest_chunks() if over else 0
+    assert (guard.report.calls, guard.report.split, guard.report.chunks) == (1, over, chunks)
+    (out, leaves), (expected, expected_leaves) = split, whole
+    assert_close(out, expected, case.dtype)
+    assert steps(out) == steps(expected)
+    assert out.requires_grad == expected.requires_grad
+    assert out.is_inference() == expected.is_inference()
+    for leaf, expected_leaf in zip(leaves, expected_leaves):
+        assert (leaf.grad is None) == (expected_leaf.grad is None)
+        if leaf.grad is not None:
+            assert_close(leaf.grad, expected_leaf.grad, case.dtype)
+
+
+WRONG: dict[str, Callable[[Arguments], Arguments]] = {
+    # With one head dim, torch before 2.14 takes this on the CPU alone.
+    "causal with a mask": lambda a: a._replace(value=a.value[..., 1:], options={"is_causal": True}),
+    "a mask of whole numbers": lambda a: a._replace(attn_mask=torch.ones(3, 3, dtype=torch.int64)),
+    "a mask of less precision": lambda a: a._replace(attn_mask=torch.ones(3, 3).half()),
+    "a mask that does not broadcast": lambda a: a._replace(attn_mask=torch.ones(2, 3)),
+    "a mask of five dimensions": lambda a: a._replace(attn_mask=torch.ones(1, 1, 1, 3, 3).double()),
+    "dropout over one": lambda a: a._replace(options={"dropout_p": 1.5}),
+    "a scale that is no number": lambda a: a._replace(options={"scale": "small"}),
+    "an unknown option": lambda a: a._replace(options={"causal": True}),
+    "two head dims": lambda a: a._replace(key=a.key[..., 1:]),
+    "two key lengths": lambda a: a._replace(value=a.value[:, :, 1:]),
+    "two numbers of heads": lambda a: a._replace(query=torch.cat([a.query] * 2, 1)[:, 1:]),
+    "two dtypes": lambda a: a._replace(key=a.key.float()),
+    "whole numbers": lambda a: a._replace(
+        query=a.query.int(), key=a.key.int(), value=a.value.int()
+    ),
+    "no key": lambda a: a._replace(key=None),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("axis", SPLITS)
+def test_a_wrong_call_fails_as_without_the_guard(axis: str, wrong: str) -> None:
+    case = Case(axis=axis, mask_kind="float", mask_shape=(3, 3), needs_grad=frozenset())
+    arguments = WRONG[wrong](build(case)[1])
+    with pytest.raises((AttributeError, IndexError, RuntimeError, TypeError)) as expected:
+        attend(arguments)
+    with case.guard(), pytest.raises(expected.type) as raised:
+        attend(arguments)
+    assert str(raised.value) == str(expected.value)
+
+
+DIFFERENTIABLE = {
+    "batch": Case(axis=BATCH, value_dim=3),
+    "heads": Case(axis=HEADS, value_dim=3),
+    "rows": Case(axis=ROWS, value_dim=3),
+    "nested": Case(axis=NESTED, value_dim=3),
+    "copied": Case(axis=CONTIGUOUS, value_dim=3, layouts=("length before heads",) * 3),
+    "causal": Case(axis=BATCH, value_dim=3, is_causal=True),
+    "masked batch": Case(axis=BATCH, mask_kind="float", mask_shape=(2, 1, 3, 3)),
+    "masked heads": Case(axis=HEADS, mask_kind="float", mask_shape=(2, 1, 3)),
+    "masked rows": Case(axis=ROWS, size=2, mask_kind="float", mask_shape=(3, 3)),
+    "mask for all": Case(axis=NESTED, mask_kind="float", mask_shape=(1, 3)),
+}
+if HAS_GQA:
+    DIFFERENTIABLE["groups of heads"] = Case(axis=HEADS, heads=4, value_dim=3)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_first_and_second_derivatives(name: str) -> None:
+    """Different head dims or a mask that wants a gradient: torch then takes its math kernel."""
+    case = DIFFERENTIABLE[name]
+    *tensors, options = build(case)[1]
+    inputs = [t.detach().requires_grad_() for t in tensors if t is not None]
+    if case.mask_kind:
+        inputs[3].data.clamp_(min=-1.0)  # no finite difference at minus infinity
+
+    def attention(*given: torch.Tensor) -> torch.Tensor:
+        query, key, value, *mask = given
+        return attend(Arguments(query, key, value, mask[0] if mask else None, options))
+
+    with case.guard() as guard:
+        assert gradcheck(attention, inputs)
+        assert gradgradcheck(attention, inputs)
+    assert guard.report.split == guard.report.calls > 0
+
+
+def dropping(p: float) -> tuple[torch.Tensor, Arguments]:
+    """A value, and a call on it whose result shows which weights were dropped, how the rest scale.
+
+    The weights are all 1/64, and the value is the identity.
+    """
+    scores = torch.zeros(4, 4, 64, 8)
+    value = torch.eye(64).repeat(4, 4, 1, 1).requires_grad_()
+    return value, Arguments(scores, scores, value, None, {"dropout_p": p})
+
+
+@pytest.mark.parametrize("axis", SPLITS)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_drops_and_scales_as_ever(axis: str, p: float) -> None:
+    value, arguments = dropping(p)
+    torch.manual_seed(0)
+    with Case(axis=axis, size=2, batch=4, heads=4, kv_heads=4).guard() as guard:
+        out = attend(arguments)
+    assert guard.report.split == 1
+    kept = out != 0
+    torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (64 * (1 - p))))
+    # 65536 weights: five standard deviations are 0.01 at most.
+    assert abs(1 - kept.float().mean().item() - p) < 0.01
+    # No chunk repeats another's choice.
+    assert len(kept.reshape(-1, 2 * 64).unique(dim=0)) == 4 * 4 * 64 / 2
+    # The backward drops what the forward dropped.
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(value.grad, out.detach().mT @ grad)
+
+
+@pytest.mark.parametrize("axis", SPLITS)
+def test_dropout_of_everything(axis: str) -> None:
+    value, arguments = dropping(1.0)
+    whole = attend(arguments)
+    (expected,) = torch.autograd.grad(whole.sum(), value)
+    with Case(axis=axis).guard() as guard:
+        split = attend(arguments)
+    assert guard.report.split == 1
+    torch.testing.assert_close(split, whole, equal_nan=True)
+    (grad,) = torch.autograd.grad(split.sum(), value)
+    torch.testing.assert_close(grad, expected, equal_nan=True)
+
+
+def test_dropout_draws_from_the_default_generator() -> None:
+    _, arguments = dropping(0.5)
+
+    def seeded(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        with Case(size=2).guard():
+            return attend(arguments)
+
+    assert torch.equal(seeded(0), seeded(0))
+    assert not torch.equal(seeded(0), seeded(1))
+    split = seeded(0)
+    torch.manual_seed(0)
+    chunks = chunked.split(Plan(BATCH, (2, 2)), arguments)
+    assert torch.equal(split, torch.cat([attend(chunk) for chunk in chunks]))
+    before = torch.get_rng_state()
+    with Case().guard() as guard:
+        attend(dropping(0.0)[1])
+    assert guard.report.split == 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("mask_shape", [(4, 4, 4, 3), (4, 1, 1, 1), (4, 4, 1), (4, 3), (3,), ()])
+@pytest.mark.parametrize("axis", [BATCH, HEADS, ROWS])
+def test_chunks_are_views(axis: str, mask_shape: tuple[int, ...]) -> None:
+    layouts = ("length before heads", "expanded heads", "sliced")
+    sizes = {"batch": 4, "heads": 4, "kv_heads": 4, "seq_q": 4}
+    case = Case(**sizes, layouts=layouts, mask_kind="bool", mask_shape=mask_shape)
+    whole = build(case)[1]
+    chunks = list(chunked.split(Plan(axis, (2, 1, 1)), whole))
+    assert len(chunks) == 3
+    for chunk in chunks:
+        for view, tensor in zip(chunk[:4], whole[:4]):
+            assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            assert view.stride() == tensor.stride()
+
+
+class Copies(TorchDispatchMode):
+    """Counts the operations that copy a tensor, or fill one for a slice's gradient."""
+
+    NAMES = ("cat", "clone", "copy_", "_to_copy", "slice_backward", "select_backward")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in self.NAMES:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("axis", [BATCH, HEADS, ROWS])
+def test_one_join_and_no_other_copy(axis: str) -> None:
+    case = Case(axis=axis, batch=3, heads=3, kv_heads=3, layouts=("length before heads",) * 3)
+    arguments = build(case)[1]
+    with Copies() as in_chunks:
+        for chunk in chunked.split(Plan(axis, (1, 1, 1)), arguments):
+            attend(chunk)
+    with Copies() as forward, case.guard() as guard:
+        out = attend(arguments)
+    assert guard.report.chunks == 3
+    assert forward.counts - in_chunks.counts == {"cat": 1}
+    with Copies() as backward:
+        out.sum().backward()
+    # One join for the gradient of each tensor that was split, and no zeros around a chunk's.
+    assert backward.counts["cat"] == (1 if axis == ROWS else 3)
+    assert backward.counts["slice_backward"] == backward.counts["select_backward"] == 0
+
+
+@pytest.mark.parametrize("mask_shape", [None, (3, 1, 3), (3, 3)])
+@pytest.mark.parametrize("axis", [HEADS, ROWS])
+def test_three_dimensions(axis: str, mask_shape: Optional[tuple[int, ...]]) -> None:
+    """torch 2.14 gives (heads, length, dim) to the fused kernels, earlier ones never."""
+    sizes = {"batch": 1, "heads": 3, "kv_heads": 3}
+    kind = None if mask_shape is None else "bool"
+    case = Case(axis=axis, **sizes, mask_kind=kind, mask_shape=mask_shape or ())
+    query, key, value, mask, options = build(case)[1]
+    arguments = Arguments(query[0], key[0], value[0], mask, options)
+    whole = attend(arguments)
+    with case.guard() as guard:
+        split = attend(arguments)
+    assert guard.report.split == FUSES_3D
+    assert_close(split, whole, case.dtype)
+    assert steps(split) == steps(whole)
