@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import torch
@@ -12,11 +13,6 @@ from . import scope
 from .errors import SDPAGuardWarning
 from .report import call_site
 from .reroute import reroute
-
-#: torch's autograd key for each device type, and the plain one that inference mode uses. torch
-#: allows no plain Meta kernel here.
-_KEYS = {"cpu": ("AutogradCPU", "CPU"), "cuda": ("AutogradCUDA", "CUDA"), "meta": ("AutogradMeta",)}
-DEVICE_TYPES = tuple(_KEYS)
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -49,8 +45,13 @@ def close_kernel(device_types: tuple[str, ...]) -> None:
                 library._destroy()
 
 
-def _keys(device_types: tuple[str, ...]) -> list[str]:
-    return [key for device_type in device_types for key in _KEYS[device_type]]
+def _keys(device_types: tuple[str, ...]) -> Iterator[str]:
+    """torch's autograd key for each device type, and the plain one that inference mode uses."""
+    for device_type in device_types:
+        backend = "Meta" if device_type == "meta" else device_type.upper()
+        yield f"Autograd{backend}"
+        if device_type != "meta":  # torch allows no plain Meta kernel here
+            yield backend
 
 
 def _register(key: str) -> Optional[torch.library.Library]:

@@ -10,12 +10,12 @@ from torch.overrides import TorchFunctionMode
 
 from . import scope
 from .call import autocast_dtype
-from .dispatcher import DEVICE_TYPES, close_kernel, open_kernel
+from .dispatcher import close_kernel, open_kernel
 from .limit import Limit
 from .limits import LIMITS
-from .release import parse_release
 from .report import Report
-from .reroute import POLICIES, Settings, reroute
+from .reroute import reroute
+from .settings import make_settings
 
 #: The names under which Python code calls SDPA.
 _ATTENTION = frozenset(
@@ -112,27 +112,3 @@ def _kernel_sees_more() -> bool:
     if torch._C._get_tracing_state() is not None:
         return True
     return autocast_dtype("cuda") is not None or autocast_dtype("cpu") is not None
-
-
-def make_settings(
-    policy: str,
-    limits: Iterable[Limit],
-    torch_version: Optional[str],
-    device_types: Sequence[str],
-) -> Settings:
-    """The checked settings of a guard."""
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
-    limits = tuple(limits) if isinstance(limits, Iterable) else (limits,)
-    for limit in limits:
-        if not isinstance(limit, Limit):
-            raise TypeError(f"limits must be Limit objects, as those in LIMITS, not {limit!r}")
-    if isinstance(device_types, str):
-        raise TypeError(f"device_types must be a tuple of names, not the string {device_types!r}")
-    for device_type in device_types:
-        if device_type not in DEVICE_TYPES:
-            allowed = ", ".join(DEVICE_TYPES)
-            raise ValueError(f"device_types must be among {allowed}, not {device_type!r}")
-    # On ROCm other kernels stand behind the same device type; none of these limits is theirs.
-    judged = tuple(d for d in device_types if not (d == "cuda" and torch.version.hip))
-    return Settings(policy, limits, parse_release(torch_version), judged)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import warnings
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -14,13 +12,11 @@ from . import backends, chunked
 from .call import Arguments, Call, bind, is_compiling, is_fake, read
 from .chunked import TorchCall
 from .errors import OversizedCallError, SDPAGuardWarning
-from .judge import Finding, examine, exceeded, remedy
-from .limit import Limit
+from .judge import Finding, exceeded, remedy
 from .plan import Plan
 from .release import RUNNING_TORCH
-from .report import Report, Site, call_site
-
-POLICIES = ("split", "warn", "raise")
+from .report import Site, call_site
+from .settings import Settings
 
 _log = logging.getLogger("sdpa_guard")
 
@@ -33,55 +29,6 @@ class Split(NamedTuple):
     call: Call
     #: None while torch.compile traces, where nothing is counted.
     site: Optional[Site]
-
-
-class Settings:
-    """What one guard was asked to do, and what it keeps: its report, and what it warned of."""
-
-    def __init__(
-        self,
-        policy: str,
-        limits: tuple[Limit, ...],
-        release: Optional[Version],
-        device_types: tuple[str, ...],
-    ) -> None:
-        self.policy = policy
-        self.limits = limits
-        #: The torch release whose limits count; None leaves it to the device.
-        self.release = release
-        self.device_types = device_types
-        #: Equal for equal settings.
-        self.token = str(hash((policy, limits, release, device_types)))
-        self.report = Report()
-        self._warned: set[object] = set()
-        self._remembered = functools.lru_cache(maxsize=4096)(self._measure)
-        self._planned = functools.lru_cache(maxsize=4096)(self._plan)
-
-    def beyond(self, call: Call, release: Optional[Version]) -> list[Finding]:
-        """The limits that the call is over, whichever backend takes it; remembered by its facts."""
-        try:
-            return self._remembered(call, release)
-        except TypeError:  # symbolic sizes have no hash
-            return exceeded(call, self.limits, release)
-
-    def plan(self, call: Call, release: Optional[Version], taken: frozenset[str]) -> Optional[Plan]:
-        """The plan for the limits of these backends, remembered by the call's facts."""
-        return self._planned(call, release, taken)
-
-    def warn_once(self, about: object, message: str, site: Site) -> None:
-        """Warn at the user's line, once for each thing to warn about."""
-        if about not in self._warned:
-            self._warned.add(about)
-            warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
-
-    def _measure(self, call: Call, release: Optional[Version]) -> list[Finding]:
-        self.report.measured(examine(call, self.limits, release))
-        return exceeded(call, self.limits, release)
-
-    def _plan(
-        self, call: Call, release: Optional[Version], taken: frozenset[str]
-    ) -> Optional[Plan]:
-        return remedy(call, [f for f in self.limits if f.backend in taken], release)
 
 
 def reroute(

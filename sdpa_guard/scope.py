@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 
-if TYPE_CHECKING:
-    from .reroute import Settings
+from .settings import Settings
 
 _KEY = "sdpa_guard"
 

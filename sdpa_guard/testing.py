@@ -11,6 +11,7 @@ import torch
 
 from . import backends, dispatcher
 from .call import bind
+from .settings import DEVICE_TYPES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +55,10 @@ def record_calls() -> Iterator[list[RecordedCall]]:
             )
         )
 
-    dispatcher.open_kernel(dispatcher.DEVICE_TYPES)
+    dispatcher.open_kernel(DEVICE_TYPES)
     dispatcher.recorders.append(record)
     try:
         yield calls
     finally:
         dispatcher.recorders.remove(record)
-        dispatcher.close_kernel(dispatcher.DEVICE_TYPES)
+        dispatcher.close_kernel(DEVICE_TYPES)

@@ -1,0 +1,96 @@
+"""What a guard was asked to do, and what it keeps while it does it."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Optional
+
+import torch
+from packaging.version import Version
+
+from .call import Call
+from .errors import SDPAGuardWarning
+from .judge import Finding, examine, exceeded, remedy
+from .limit import Limit
+from .plan import Plan
+from .release import parse_release
+from .report import Report, Site
+
+POLICIES = ("split", "warn", "raise")
+#: The device types whose calls can be judged as CUDA calls.
+DEVICE_TYPES = ("cpu", "cuda", "meta")
+
+
+class Settings:
+    """One guard's settings, its report, and what it remembers."""
+
+    def __init__(
+        self,
+        policy: str,
+        limits: tuple[Limit, ...],
+        release: Optional[Version],
+        device_types: tuple[str, ...],
+    ) -> None:
+        self.policy = policy
+        self.limits = limits
+        #: The torch release whose limits count; None leaves it to the device.
+        self.release = release
+        self.device_types = device_types
+        #: Equal for equal settings.
+        self.token = str(hash((policy, limits, release, device_types)))
+        self.report = Report()
+        self._warned: set[object] = set()
+        self._remembered = functools.lru_cache(maxsize=4096)(self._measure)
+        self._planned = functools.lru_cache(maxsize=4096)(self._plan)
+
+    def beyond(self, call: Call, release: Optional[Version]) -> list[Finding]:
+        """The limits that the call is over, whichever backend takes it; remembered by its facts."""
+        try:
+            return self._remembered(call, release)
+        except TypeError:  # symbolic sizes have no hash
+            return exceeded(call, self.limits, release)
+
+    def plan(self, call: Call, release: Optional[Version], taken: frozenset[str]) -> Optional[Plan]:
+        """The plan for the limits of these backends, remembered by the call's facts."""
+        return self._planned(call, release, taken)
+
+    def warn_once(self, about: object, message: str, site: Site) -> None:
+        """Warn at the user's line, once for each thing to warn about."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
+
+    def _measure(self, call: Call, release: Optional[Version]) -> list[Finding]:
+        self.report.measured(examine(call, self.limits, release))
+        return exceeded(call, self.limits, release)
+
+    def _plan(
+        self, call: Call, release: Optional[Version], taken: frozenset[str]
+    ) -> Optional[Plan]:
+        return remedy(call, [f for f in self.limits if f.backend in taken], release)
+
+
+def make_settings(
+    policy: str,
+    limits: Iterable[Limit],
+    torch_version: Optional[str],
+    device_types: Sequence[str],
+) -> Settings:
+    """The checked settings of a guard."""
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
+    limits = tuple(limits) if isinstance(limits, Iterable) else (limits,)
+    for limit in limits:
+        if not isinstance(limit, Limit):
+            raise TypeError(f"limits must be Limit objects, as those in LIMITS, not {limit!r}")
+    if isinstance(device_types, str):
+        raise TypeError(f"device_types must be a tuple of names, not the string {device_types!r}")
+    for device_type in device_types:
+        if device_type not in DEVICE_TYPES:
+            allowed = ", ".join(DEVICE_TYPES)
+            raise ValueError(f"device_types must be among {allowed}, not {device_type!r}")
+    # On ROCm other kernels stand behind the same device type; none of these limits is theirs.
+    judged = tuple(d for d in device_types if not (d == "cuda" and torch.version.hip))
+    return Settings(policy, limits, parse_release(torch_version), judged)
