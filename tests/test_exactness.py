@@ -26,7 +26,7 @@ from sdpa_guard.release import RUNNING_TORCH
 
 FUSES_3D = Version("2.14") <= RUNNING_TORCH
 #: What rounding may change, relative to the largest value: torch adds up in another order.
-ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
+ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,10 +50,13 @@ def outcome(case: Case, scope: contextlib.AbstractContextManager[Any]) -> Any:
     return out, leaves
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, computed_in: torch.dtype) -> None:
-    """Equal in dtype, device, shape, and but for rounding in value."""
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, computed_in: torch.dtype, terms: float = 1.0
+) -> None:
+    """Equal in dtype, device, shape, and in value but for the rounding of a sum of ``terms``."""
     rounding = max(ROUNDING[computed_in], ROUNDING[expected.dtype])
-    atol = rounding * (1 + expected.nan_to_num(0, 0, 0).abs().max().item())
+    largest = expected.nan_to_num(0, 0, 0).abs().max().item()
+    atol = rounding * (max(1.0, terms) ** 0.5 + largest)
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol, equal_nan=True)
 
 
@@ -85,7 +88,8 @@ def test_a_split_call_is_the_whole_call(case: Case) -> None:
     for leaf, expected_leaf in zip(leaves, expected_leaves):
         assert (leaf.grad is None) == (expected_leaf.grad is None)
         if leaf.grad is not None:
-            assert_close(leaf.grad, expected_leaf.grad, case.dtype)
+            terms = case.batch * case.heads * case.seq_q * case.seq_k / leaf.numel()
+            assert_close(leaf.grad, expected_leaf.grad, case.dtype, terms)
 
 
 WRONG: dict[str, Callable[[Arguments], Arguments]] = {
