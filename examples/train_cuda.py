@@ -3,11 +3,12 @@
     python examples/train_cuda.py               # runs through
     python examples/train_cuda.py --unguarded   # in a process of its own, since the fault ruins it
 
-At the default 400x4x10496x128 in bfloat16 one tensor has 4.0 GiB. Query, key and value are one tensor
-here, and only the query wants a gradient. Guarded, the step holds at most the tensor, its gradient,
-the output, and what the backward of one half needs (gradients, 6 GiB, output gradient, 2 GiB, and
-workspace, 4 GiB): about 20 GiB. Unguarded the backward takes the whole at once, about 32 GiB: a
-smaller card runs out of memory before it shows the fault. torch from 2.12 on has no such bound.
+At the default 400x4x10496x128 in bfloat16 one tensor has 4.0 GiB. Query, key and value are one
+tensor here, and only the query wants a gradient. Guarded, the step holds at most the tensor, its
+gradient, the output, and what the backward of one half needs (gradients, 6 GiB, the output's
+gradient, 2 GiB, and workspace, 4 GiB): about 20 GiB. Unguarded the backward takes the whole at
+once, about 32 GiB: a smaller card runs out of memory before it shows the fault. torch from 2.12 on
+has no such bound.
 """
 
 from __future__ import annotations
