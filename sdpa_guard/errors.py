@@ -1,5 +1,9 @@
 """The errors and the warning that this package raises on its own account."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class SDPAGuardError(Exception):
     """Base of every error that sdpa_guard itself raises."""
@@ -11,3 +15,14 @@ class OversizedCallError(SDPAGuardError, RuntimeError):
 
 class SDPAGuardWarning(UserWarning):
     """An attention call over a limit was left as it is, or the guard could not do its work."""
+
+
+def check_names(argument: str, names: object, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """The names as a tuple; an error that says what is allowed unless they all are."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"{argument} must be a tuple of names, not {names!r}")
+    names = tuple(names)
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"{argument} must be among {', '.join(allowed)}, not {name!r}")
+    return names

@@ -9,7 +9,11 @@ from .call import AXES, BATCH, CONTIGUOUS, HEADS, ROWS, Call
 
 Fits = Callable[[Call], bool]
 
-_WORDS = {BATCH: "batch entries", HEADS: "heads", ROWS: "query rows"}
+_WORDS = {
+    BATCH: ("batch entry", "batch entries"),
+    HEADS: ("head", "heads"),
+    ROWS: ("query row", "query rows"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Plan:
         else:
             small, large = self.sizes[-1], self.sizes[0]
             size = f"{large}" if small == large else f"{small} or {large}"
-            words = f"{len(self.sizes)} calls of {size} {_WORDS[self.axis]}"
+            words = f"{len(self.sizes)} calls of {size} {_WORDS[self.axis][large > 1]}"
         return f"{words}, each {self.inner}" if self.inner else words
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from packaging.version import Version
 
 from .call import Call
-from .errors import SDPAGuardWarning
+from .errors import SDPAGuardWarning, check_names
 from .judge import Finding, examine, exceeded, remedy
 from .limit import Limit
 from .plan import Plan
@@ -85,12 +85,7 @@ def make_settings(
     for limit in limits:
         if not isinstance(limit, Limit):
             raise TypeError(f"limits must be Limit objects, as those in LIMITS, not {limit!r}")
-    if isinstance(device_types, str):
-        raise TypeError(f"device_types must be a tuple of names, not the string {device_types!r}")
-    for device_type in device_types:
-        if device_type not in DEVICE_TYPES:
-            allowed = ", ".join(DEVICE_TYPES)
-            raise ValueError(f"device_types must be among {allowed}, not {device_type!r}")
+    device_types = check_names("device_types", device_types, DEVICE_TYPES)
     # On ROCm other kernels stand behind the same device type; none of these limits is theirs.
     judged = tuple(d for d in device_types if not (d == "cuda" and torch.version.hip))
     return Settings(policy, limits, parse_release(torch_version), judged)

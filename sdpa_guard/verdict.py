@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -11,11 +12,12 @@ from packaging.version import Version
 
 from .backends import BACKENDS
 from .call import Call, contiguous, padded_mask_row
+from .errors import check_names
 from .judge import Finding, examine, remedy
 from .limits import LIMITS
 from .plan import Plan
 from .release import RUNNING_TORCH, parse_release
-from .table import render
+from .table import WIDTH, render
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,11 @@ class Verdict:
             outcome = "is over a limit, and no split cures it"
         else:
             outcome = f"must be split: {self.plan}"
-        head = f"{self.call} on {release} {outcome}"
         if not self.findings:
-            return f"{head}; no fused backend takes it"
+            outcome += "; no fused backend takes it"
+        head = textwrap.fill(f"{self.call} on {release} {outcome}", WIDTH)
+        if not self.findings:
+            return head
         rows = [
             (
                 "OVER" if finding.over else "ok",
@@ -116,17 +120,15 @@ def check(
         raise ValueError(f"kv_heads must divide heads ({heads}), not {kv_heads}")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
+    if not isinstance(dropout_p, (int, float)):
+        raise TypeError(f"dropout_p must be a number, not {dropout_p!r}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, not {dropout_p!r}")
     if is_causal and mask:
         raise ValueError("mask must be False with is_causal=True: torch takes one or the other")
     if mask_requires_grad and not mask:
         raise ValueError("mask_requires_grad must be False without a mask")
-    if isinstance(backends, str):
-        raise TypeError(f"backends must be a tuple of names, not the string {backends!r}")
-    for backend in backends:
-        if backend not in BACKENDS:
-            raise ValueError(f"backends must be among {', '.join(BACKENDS)}, not {backend!r}")
+    backends = check_names("backends", backends, BACKENDS)
     if torch_version is None:
         release: Optional[Version] = RUNNING_TORCH
     else:

@@ -128,7 +128,7 @@ def test_heads_are_split_when_one_batch_entry_is_too_big():
     assert (plan.axis, plan.sizes) == ("batch", (1, 1))
     assert (plan.inner.axis, plan.inner.sizes) == ("heads", (32, 32))
     assert len(plan) == 4
-    assert str(plan) == "2 calls of 1 batch entries, each 2 calls of 32 heads"
+    assert str(plan) == "2 calls of 1 batch entry, each 2 calls of 32 heads"
 
 
 def test_whole_key_value_groups_stay_together():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from test_routes import table as routes_table
 
-from sdpa_guard import LIMITS
+from sdpa_guard import LIMITS, check
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -31,6 +34,21 @@ def test_the_readme_has_the_registry():
 
 def test_the_readme_has_the_table_of_routes():
     assert "\n".join(routes_table()) in README.read_text()
+
+
+def test_the_rehearsal_prints_what_the_readme_shows(tmp_path):
+    section = README.read_text().split("### Rehearse on meta tensors")[1]
+    code, shown = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)[:2]
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert result.stdout == shown, result.stderr
+
+
+def test_the_verdict_is_what_the_readme_shows():
+    section = README.read_text().split("### Ask before you pay")[1]
+    shown = re.search(r"^>>> print\((check.*)\)\n(.*?)```", section, re.DOTALL | re.MULTILINE)
+    assert str(eval(shown[1], {"check": check})) + "\n" == shown[2]
 
 
 if __name__ == "__main__":

@@ -245,6 +245,7 @@ def test_a_warning_turned_into_an_error_reaches_the_user():
         (TypeError, "torch_version must be a string", {"torch_version": 2.9}),
         (ValueError, "device_types must be among cpu, cuda, meta", {"device_types": ("xpu",)}),
         (TypeError, "device_types must be a tuple", {"device_types": "cuda"}),
+        (TypeError, "device_types must be a tuple of names", {"device_types": None}),
         (TypeError, "limits must be Limit objects", {"limits": ["F1"]}),
         (TypeError, "limits must be", {"limits": 5}),
     ],
