@@ -38,7 +38,8 @@ class Plan:
             small, large = self.sizes[-1], self.sizes[0]
             size = f"{large}" if small == large else f"{small} or {large}"
             words = f"{len(self.sizes)} calls of {size} {_WORDS[self.axis][large > 1]}"
-        return f"{words}, each {self.inner}" if self.inner else words
+        join = "then" if self.axis == CONTIGUOUS else "each"
+        return f"{words}, {join} {self.inner}" if self.inner else words
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; ``calls`` is ``len(plan)``."""
