@@ -12,7 +12,7 @@ shape that was measured to fail, with 2.0 GiB a tensor and about 20 GiB unguarde
 
     python examples/train_cuda.py --batch 800 --heads 8 --head-dim 16 --unguarded
 
-torch 2.11 has the bound at a slightly larger batch (402), and torch from 2.12 on does not have it:
+torch 2.11 has the bound from a batch of 401 on, and torch from 2.12 on does not have it:
 there the guard leaves the call whole, and --as-torch 2.9.0 splits it as on that release.
 """
 

@@ -17,14 +17,12 @@ from .report import Report
 from .reroute import reroute
 from .settings import make_settings
 
-#: The names under which Python code calls SDPA.
-_ATTENTION = frozenset(
-    {
-        torch.nn.functional.scaled_dot_product_attention,
-        torch._C._nn.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention.default,
-    }
+#: The names under which Python code calls SDPA. A tuple: Dynamo to 2.8 cannot trace a frozenset's
+#: membership test.
+_ATTENTION = (
+    torch.nn.functional.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
 )
 
 

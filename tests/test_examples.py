@@ -21,6 +21,8 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_training_a_third_party_model_agrees_with_the_unguarded_run():
     result = run("train_third_party.py")
     assert result.returncode == 0, result.stderr
+    assert result.stdout.count("accuracy on unseen digits") == 3
+    assert "With the guard and gradient checkpointing" in result.stdout
     assert "attention calls became" in result.stdout
     assert "largest difference to the run without the guard" in result.stdout
 

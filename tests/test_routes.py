@@ -286,7 +286,7 @@ OTHER_ROUTES = [
     ),
     (
         "`torch.compile`, called inside the scope",
-        "yes; code compiled outside follows the scope from torch 2.6 on",
+        "yes; code compiled outside follows the scope from torch 2.5 on",
     ),
     ("`torch.export`, `make_fx` inside the scope", "yes: the graph holds the chunks"),
     ("nested and jagged tensors, `CausalBias`, tensor subclasses", "passed through untouched"),
@@ -399,8 +399,8 @@ def test_compiled_code_follows_the_scope(module):
         for scope in (contextlib.nullcontext(), guard(), contextlib.nullcontext()):
             with scope:
                 torch.testing.assert_close(compiled_function(x), expected)
-    # On torch before 2.6 dynamo does not guard on them: what was compiled outside stays unsplit.
-    assert backend.counts == ([1, 3] if Version("2.6") <= TORCH else [1])
+    # On torch before 2.5 dynamo does not guard on them: what was compiled outside stays unsplit.
+    assert backend.counts == ([1, 3] if Version("2.5") <= TORCH else [1])
 
 
 def test_exported_programs_hold_the_chunks():
