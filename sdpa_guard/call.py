@@ -89,6 +89,12 @@ class Call:
         """The length of one such piece as the caller counts it: a group is several query heads."""
         return self.heads // self.kv_heads if axis == HEADS else 1
 
+    def least(self, axis: str) -> int:
+        """The fewest pieces that a chunk along the axis is made of."""
+        # One row on an expanded head is another kernel's path, with a limit of its own (E12).
+        avoids_one_row = axis == ROWS and self.expanded_kv and not self.needs_backward
+        return min(2, self.seq_q) if avoids_one_row else 1
+
     def take(self, axis: str, units: int) -> Call:
         """The call on ``units`` pieces of the axis. Slices keep their parent's strides."""
         if axis == BATCH:
@@ -163,7 +169,7 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
     broadcasts. What is not plain never reaches a fused kernel, is wrong (torch says how), or is
     somebody's own tensor type.
     """
-    query, key, value, mask = arguments[:4]
+    query, key, value, mask, options = arguments
     tensors = (query, key, value) if mask is None else (query, key, value, mask)
     if not all(map(_is_ordinary, tensors)):
         return None
@@ -183,7 +189,6 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
         return None
     if query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
         return None
-    options = arguments.options
     dropout_p = options.get("dropout_p", 0.0)
     if not isinstance(dropout_p, (int, float)):
         return None

@@ -16,19 +16,15 @@ TorchCall = Callable[..., torch.Tensor]
 _DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
 
 
-def run(plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
+def run(plan: Plan, torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
     """What the whole call would return, made of the plan's chunks: one join, no other copy.
 
     A 3-D call, (N, L, E), is split the same way: N are its heads.
     """
-    if plan is None:
-        query, key, value, mask, options = arguments
-        return torch_call(query, key, value, mask, **options)
-    if plan.axis == CONTIGUOUS:
-        key, value = arguments.key.contiguous(), arguments.value.contiguous()
-        return run(plan.inner, torch_call, arguments._replace(key=key, value=value))
-    parts = [run(plan.inner, torch_call, chunk) for chunk in split(plan, arguments)]
-    return join(parts, _DIM[plan.axis])
+    joined = _run(plan, torch_call, arguments)
+    # The whole call's result is no view, so that it can be changed or detached in place.
+    result: torch.Tensor = torch.ops.aten._unsafe_view(joined, joined.shape)
+    return result
 
 
 def ends(plan: Optional[Plan], arguments: Arguments) -> tuple[Arguments, Arguments]:
@@ -72,6 +68,17 @@ def join(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     order = _outer_first(parts[0])
     joined = torch.cat([part.permute(order) for part in parts], order.index(dim % len(order)))
     return joined.permute([order.index(d) for d in range(len(order))])
+
+
+def _run(plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
+    if plan is None:
+        query, key, value, mask, options = arguments
+        return torch_call(query, key, value, mask, **options)
+    if plan.axis == CONTIGUOUS:
+        key, value = arguments.key.contiguous(), arguments.value.contiguous()
+        return _run(plan.inner, torch_call, arguments._replace(key=key, value=value))
+    parts = [_run(plan.inner, torch_call, chunk) for chunk in split(plan, arguments)]
+    return join(parts, _DIM[plan.axis])
 
 
 def _outer_first(tensor: torch.Tensor) -> list[int]:

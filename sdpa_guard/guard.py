@@ -6,24 +6,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
 import torch
+from packaging.version import Version
 from torch.overrides import TorchFunctionMode
 
 from . import scope
-from .call import autocast_dtype
+from .call import autocast_dtype, is_fake
 from .dispatcher import close_kernel, open_kernel
 from .limit import Limit
 from .limits import LIMITS
+from .release import RUNNING_TORCH
 from .report import Report
 from .reroute import reroute
 from .settings import make_settings
 
-#: The names under which Python code calls SDPA. A tuple: Dynamo to 2.8 cannot trace a frozenset's
-#: membership test.
+_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+#: The names under which Python code calls SDPA.
 _ATTENTION = (
     torch.nn.functional.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention,
-    torch.ops.aten.scaled_dot_product_attention.default,
+    _OPERATOR,
 )
+_DYNAMO_TRACES_US = Version("2.9") <= RUNNING_TORCH
 
 
 class SDPAGuard(TorchFunctionMode):
@@ -84,7 +87,7 @@ class SDPAGuard(TorchFunctionMode):
         if func not in _ATTENTION:
             return func(*args, **(kwargs or {}))
         innermost = scope.current()
-        if innermost is None or innermost.settings is None or _kernel_sees_more():
+        if innermost is None or innermost.settings is None or _kernel_sees_more(args, kwargs):
             return func(*args, **(kwargs or {}))
         # Judged once: our own kernel and an outer guard leave what the call does on its way.
         scope.push(None)
@@ -98,15 +101,22 @@ class SDPAGuard(TorchFunctionMode):
     ) -> Any:
         # Reading the token makes dynamo guard on it: other settings compile other code, though the
         # attention hides in a module's function and meets our kernel only after dynamo.
-        if self._settings.token and func in _ATTENTION:
+        if not (self._settings.token and func in _ATTENTION):
+            return func(*args, **kwargs)
+        if _DYNAMO_TRACES_US or not torch.compiler.is_dynamo_compiling():
             return reroute(func, args, kwargs, self._settings)
-        return func(*args, **kwargs)
+        # Our kernel comes next. Under this name no graph of unguarded code is found in its place in
+        # torch's caches of compiled code.
+        return _OPERATOR(*args, **kwargs)
 
 
-def _kernel_sees_more() -> bool:
+def _kernel_sees_more(args: tuple[Any, ...], kwargs: Optional[dict[str, Any]]) -> bool:
     """Whether to leave a call to our kernel: it comes after autocast's casts and jit's tracer."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False  # under vmap a call never gets there
+    query = args[0] if args else (kwargs or {}).get("query")
+    if torch.is_inference_mode_enabled() and isinstance(query, torch.Tensor) and is_fake(query):
+        return False  # nor does a fake one in inference mode
     if torch._C._get_tracing_state() is not None:
         return True
     return autocast_dtype("cuda") is not None or autocast_dtype("cpu") is not None

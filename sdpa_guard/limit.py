@@ -45,6 +45,10 @@ class Limit:
         """``versions`` in words: ">=2.2, <2.11"."""
         return ", ".join(sorted(map(str, self.versions), reverse=True))
 
+    def __post_init__(self) -> None:
+        if self.bound < 1:
+            raise ValueError(f"bound must be 1 or more, not {self.bound!r}")
+
     def affects(self, release: Version) -> bool:
         """Whether that torch release has the limit."""
         return self.versions.contains(release)

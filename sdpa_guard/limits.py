@@ -225,7 +225,7 @@ LIMITS: tuple[Limit, ...] = (
         name="efficient dropout batch and head offset",
         backend=EFFICIENT,
         pass_=BACKWARD,
-        formula="max(batch, 2) * heads * seq_q * seq_k, with dropout",
+        formula="max(batch * entry, 2 * entry + 1), entry = heads * seq_q * seq_k, with dropout",
         counted=counts.dropout_offsets,
         bound=2**32,
         cures=(BATCH, HEADS, ROWS),

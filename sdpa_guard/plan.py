@@ -118,11 +118,11 @@ def _least_chunks(call: Call, earlier: tuple[str, ...], axis: str, fits: Fits) -
 
 
 def _fewest_along(call: Call, axis: str, fits: Fits) -> Optional[int]:
-    """The fewest chunks along one axis whose largest fits; None where a single unit does not."""
-    units = call.units(axis)
-    if not fits(call.take(axis, 1)):
+    """The fewest chunks along one axis whose largest fits; None where the smallest does not."""
+    units, least = call.units(axis), call.least(axis)
+    if not fits(call.take(axis, least)):
         return None
-    fitting, over = 1, units + 1
+    fitting, over = least, units + 1
     while over - fitting > 1:
         middle = (fitting + over) // 2
         if fits(call.take(axis, middle)):

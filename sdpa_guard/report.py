@@ -17,6 +17,8 @@ from .plan import Plan
 from .table import render
 
 _LIBRARIES = tuple(os.path.dirname(f) + os.sep for f in (torch.__file__, __file__))
+#: The shapes that a report lists.
+_MOST_LINES = 1000
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -58,7 +60,14 @@ class _Line:
     """One shape at one call site, and how often it came."""
 
     plan: Optional[Plan]
+    #: The plan was run; else the call was left as it was, or refused.
+    split: bool
     calls: int = 0
+
+    def __str__(self) -> str:
+        if self.plan is None:
+            return "unsplittable"
+        return str(self.plan) if self.split else f"left; {self.plan} would fit"
 
 
 class Report:
@@ -90,16 +99,20 @@ class Report:
                 self._ratios[finding.limit.id] = max(known, finding.ratio)
 
     def split_up(self, site: Site, call: Call, plan: Plan) -> None:
-        """Count a call that was split and has returned."""
+        """Count a call that is about to be split."""
         with self._lock:
-            self._line(site, call, plan).calls += 1
+            self._count(site, call, _Line(plan, split=True))
             self.split += 1
-            self.chunks += len(plan)
+
+    def chunk(self) -> None:
+        """Count one of the calls that reach torch in its place."""
+        with self._lock:
+            self.chunks += 1
 
     def left(self, site: Site, call: Call, plan: Optional[Plan]) -> None:
         """Count a call that is over a limit and was left as it is, or refused."""
         with self._lock:
-            self._line(site, call, plan).calls += 1
+            self._count(site, call, _Line(plan, split=False))
             self.unsplittable += plan is None
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,6 +130,7 @@ class Report:
                         "line": site.lineno,
                         "shape": str(call),
                         "calls": line.calls,
+                        "split": line.split,
                         "plan": line.plan and line.plan.as_dict(),
                     }
                     for (site, call), line in self._sites.items()
@@ -135,7 +149,7 @@ class Report:
                 (
                     str(line.calls),
                     str(call),
-                    "unsplittable" if line.plan is None else str(line.plan),
+                    str(line),
                     f"{os.path.basename(site.filename)}:{site.lineno}",
                 )
                 for (site, call), line in self._sites.items()
@@ -147,8 +161,10 @@ class Report:
             tables.append(render(("calls", "shape", "plan", "where"), sites))
         return "\n\n".join(tables)
 
-    def _line(self, site: Site, call: Call, plan: Optional[Plan]) -> _Line:
-        return self._sites.setdefault((site, call), _Line(plan))
+    def _count(self, site: Site, call: Call, line: _Line) -> None:
+        # A run with ever new shapes must not fill the memory; its later ones are not listed.
+        if (site, call) in self._sites or len(self._sites) < _MOST_LINES:
+            self._sites.setdefault((site, call), line).calls += 1
 
     def __repr__(self) -> str:
         return f"<Report calls={self.calls} split={self.split} chunks={self.chunks}>"

@@ -42,10 +42,16 @@ def reroute(
         decided = decide(arguments, settings)
     if decided is None:
         return torch_call(*args, **kwargs)
-    result = chunked.run(decided.plan, torch_call, decided.arguments)
-    if decided.site is not None:
-        settings.report.split_up(decided.site, decided.call, decided.plan)
-    return result
+    plan, arguments, call, site = decided
+    if site is None:
+        return chunked.run(plan, torch_call, arguments)
+
+    def torch_call_counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        settings.report.chunk()
+        return torch_call(*args, **kwargs)
+
+    settings.report.split_up(site, call, plan)
+    return chunked.run(plan, torch_call_counted, arguments)
 
 
 def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]:

@@ -59,8 +59,8 @@ class Settings:
     def warn_once(self, about: object, message: str, site: Site) -> None:
         """Warn at the user's line, once for each thing to warn about."""
         if about not in self._warned:
-            self._warned.add(about)
             warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
+            self._warned.add(about)  # not before: a filter may turn each into an error
 
     def _measure(self, call: Call, release: Optional[Version]) -> list[Finding]:
         self.report.measured(examine(call, self.limits, release))
@@ -81,11 +81,12 @@ def make_settings(
     """The checked settings of a guard."""
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
-    limits = tuple(limits) if isinstance(limits, Iterable) else (limits,)
-    for limit in limits:
+    listed = isinstance(limits, Iterable) and not isinstance(limits, str)
+    judged_by: tuple[Limit, ...] = tuple(limits) if listed else (limits,)  # type: ignore[assignment]
+    for limit in judged_by:
         if not isinstance(limit, Limit):
             raise TypeError(f"limits must be Limit objects, as those in LIMITS, not {limit!r}")
     device_types = check_names("device_types", device_types, DEVICE_TYPES)
     # On ROCm other kernels stand behind the same device type; none of these limits is theirs.
     judged = tuple(d for d in device_types if not (d == "cuda" and torch.version.hip))
-    return Settings(policy, limits, parse_release(torch_version), judged)
+    return Settings(policy, judged_by, parse_release(torch_version), judged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, SupportsIndex
 
 import torch
 from packaging.version import Version
@@ -18,6 +18,9 @@ from .limits import LIMITS
 from .plan import Plan
 from .release import RUNNING_TORCH, parse_release
 from .table import WIDTH, render
+
+#: The largest size that ``check`` takes: no tensor has one as large.
+MOST = 2**40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +115,18 @@ def check(
     kv_heads = heads if kv_heads is None else kv_heads
     sizes = {"batch": batch, "heads": heads, "seq_q": seq_q, "head_dim": head_dim}
     for name, size in {**sizes, "seq_k": seq_k, "kv_heads": kv_heads}.items():
-        if not isinstance(size, int) or isinstance(size, bool):
+        if not isinstance(size, SupportsIndex) or isinstance(size, bool):
             raise TypeError(f"{name} must be a whole number, not {size!r}")
-        if size < 1:
-            raise ValueError(f"{name} must be 1 or more, not {size}")
+        if not 1 <= int(size) <= MOST:
+            raise ValueError(f"{name} must be 1 or more, {MOST} at most, not {size}")
     if heads % kv_heads != 0:
         raise ValueError(f"kv_heads must divide heads ({heads}), not {kv_heads}")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
+    flags = {"mask": mask, "mask_requires_grad": mask_requires_grad, "is_causal": is_causal}
+    for name, flag in {**flags, "requires_grad": requires_grad}.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True or False, not {flag!r}")
     if not isinstance(dropout_p, (int, float)):
         raise TypeError(f"dropout_p must be a number, not {dropout_p!r}")
     if not 0.0 <= dropout_p <= 1.0:

@@ -32,6 +32,8 @@ LAYOUTS: dict[str, Callable[..., torch.Tensor]] = {
     "dim before length": lambda make, b, h, s, d: make(b, h, d, s).transpose(2, 3),
     "expanded batch": lambda make, b, h, s, d: make(1, h, s, d).expand(b, h, s, d),
     "expanded heads": lambda make, b, h, s, d: make(b, 1, s, d).expand(b, h, s, d),
+    "expanded length": lambda make, b, h, s, d: make(b, h, 1, d).expand(b, h, s, d),
+    "one for all": lambda make, b, h, s, d: make(1, s, h, d).transpose(1, 2).expand(b, h, s, d),
     "sliced": lambda make, b, h, s, d: make(b + 1, h + 1, s + 2, d + 3)[1:, :-1, 1:-1, 3:],
 }
 #: Masks of a shape that broadcasts, or of that shape expanded to all its dimensions.

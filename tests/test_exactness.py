@@ -19,7 +19,7 @@ from packaging.version import Version
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sdpa_guard import chunked
+from sdpa_guard import SDPAGuardWarning, chunked
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
 from sdpa_guard.plan import Plan
 from sdpa_guard.release import RUNNING_TORCH
@@ -90,6 +90,16 @@ def test_a_split_call_is_the_whole_call(case: Case) -> None:
         if leaf.grad is not None:
             terms = case.batch * case.heads * case.seq_q * case.seq_k / leaf.numel()
             assert_close(leaf.grad, expected_leaf.grad, case.dtype, terms)
+
+
+def test_rows_of_a_causal_call_are_never_split() -> None:
+    """torch aligns the causal mask to a chunk's first row, whichever row of the whole that is."""
+    case = Case(axis=ROWS, is_causal=True)
+    guard, arguments = case.guard(), build(case)[1]
+    with guard, pytest.warns(SDPAGuardWarning, match="is_causal forbids splitting query rows"):
+        out = attend(arguments)
+    assert (guard.report.split, guard.report.unsplittable) == (0, 1)
+    assert torch.equal(out, attend(arguments))
 
 
 WRONG: dict[str, Callable[[Arguments], Arguments]] = {
@@ -277,14 +287,30 @@ def test_one_join_and_no_other_copy(axis: str) -> None:
 @pytest.mark.parametrize("axis", [HEADS, ROWS])
 def test_three_dimensions(axis: str, mask_shape: Optional[tuple[int, ...]]) -> None:
     """torch 2.14 gives (heads, length, dim) to the fused kernels, earlier ones never."""
-    sizes = {"batch": 1, "heads": 3, "kv_heads": 3}
-    kind = None if mask_shape is None else "bool"
-    case = Case(axis=axis, **sizes, mask_kind=kind, mask_shape=mask_shape or ())
-    query, key, value, mask, options = build(case)[1]
-    arguments = Arguments(query[0], key[0], value[0], mask, options)
+    mask = {} if mask_shape is None else {"mask_kind": "bool", "mask_shape": mask_shape}
+    case = Case(axis=axis, batch=1, heads=3, kv_heads=3, **mask)
+    query, key, value, attn_mask, options = build(case)[1]
+    arguments = Arguments(query[0], key[0], value[0], attn_mask, options)
     whole = attend(arguments)
     with case.guard() as guard:
         split = attend(arguments)
     assert guard.report.split == FUSES_3D
     assert_close(split, whole, case.dtype)
     assert steps(split) == steps(whole)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_result_is_no_view(requires_grad: bool, transposed: bool) -> None:
+    """It can be changed and detached in place, as the whole call's can."""
+    shape = (5, 4, 6, 8)
+    query = torch.randn(shape).transpose(1, 2) if transposed else torch.randn(shape)
+    query.requires_grad_(requires_grad)
+    with torch.no_grad(), Case(axis=BATCH).guard() as guard:
+        unrecorded = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    unrecorded.add_(torch.ones(8, requires_grad=True))
+    with guard:
+        out = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    assert guard.report.split == 2
+    assert not out._is_view()
+    out.detach_()

@@ -165,3 +165,18 @@ def test_a_lowered_limit_is_made_with_replace():
     with SDPAGuard(limits=[lowered]) as guard:
         scaled_dot_product_attention(query, query, query)
     assert guard.report.as_dict()["sites"][0]["plan"]["sizes"] == [3, 2, 2]
+
+
+def test_a_bound_is_at_least_one():
+    with pytest.raises(ValueError, match="bound must be 1 or more, not 0"):
+        dataclasses.replace(BY_ID["F2b"], bound=0)
+
+
+def test_rows_are_split_without_a_copy_of_an_expanded_head():
+    query = torch.empty(1, 64, 70000, 64, dtype=torch.half, device="meta")
+    key = torch.empty(1, 1, 70000, 64, dtype=torch.half, device="meta").expand(1, 64, 70000, 64)
+    mask = torch.empty(70000, 70000, dtype=torch.half, device="meta")
+    with SDPAGuard(torch_version="2.9.0") as guard:
+        scaled_dot_product_attention(query, key, key, mask)
+    plan = guard.report.as_dict()["sites"][0]["plan"]
+    assert (plan["axis"], plan["sizes"]) == ("rows", [35000, 35000])

@@ -15,7 +15,7 @@ from sdpa_guard.testing import record_calls
 
 TORCH = Version(Version(torch.__version__).base_version)
 #: Nothing that the guard judges would be left alone with these.
-LOWEST = tuple(dataclasses.replace(limit, bound=0) for limit in LIMITS)
+LOWEST = tuple(dataclasses.replace(limit, bound=1) for limit in LIMITS)
 
 
 def guard(policy: str = "split") -> SDPAGuard:

@@ -220,6 +220,11 @@ def on_meta_in_inference_mode() -> Tensors:
         return (torch.ones(attend(torch.empty(5, 2, 4, 8, device="meta")).shape),)
 
 
+def on_meta_under_autocast_in_inference_mode() -> Tensors:
+    with torch.autocast("cpu", torch.bfloat16):
+        return on_meta_in_inference_mode()
+
+
 def in_another_thread() -> Tensors:
     results: list[Tensors] = []
     thread = threading.Thread(target=lambda: results.append(functional()))
@@ -264,6 +269,7 @@ ROUTES = [
     Route("`FakeTensorMode`", fake, 1),
     Route("meta tensors", on_meta, 1),
     Route("meta tensors under `torch.inference_mode`", on_meta_in_inference_mode, 1),
+    Route("the same under `torch.autocast`", on_meta_under_autocast_in_inference_mode, 1),
     Route(
         "a thread started inside the scope",
         in_another_thread,
@@ -320,6 +326,13 @@ def test_a_checkpoint_without_reentrance_refuses_a_backward_after_the_scope():
         out = checkpoint(attend, query(), use_reentrant=False)
     with pytest.raises(CheckpointError):
         out.sum().backward()
+
+
+def test_attention_that_ends_a_checkpoint_is_counted_in_the_recompute():
+    """torch stops such a recompute inside the last chunk."""
+    with guard() as opened:
+        step(lambda x: checkpoint(F.scaled_dot_product_attention, x, x, x, use_reentrant=False))
+    assert (opened.report.split, opened.report.chunks) == (2, 6)
 
 
 def test_a_scope_opened_inside_the_checkpoint_covers_its_recompute():
@@ -403,14 +416,15 @@ def test_compiled_code_follows_the_scope(module):
     assert backend.counts == ([1, 3] if Version("2.5") <= TORCH else [1])
 
 
-def test_exported_programs_hold_the_chunks():
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_hold_the_chunks(strict):
     class Attend(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.scaled_dot_product_attention(x, x, x)
 
     x = query().detach()
     with guard():
-        program = torch.export.export(Attend(), (x,))
+        program = torch.export.export(Attend(), (x,), strict=strict)
     assert attention_nodes(program) == 3
     torch.testing.assert_close(program.module()(x), Attend()(x))
 

@@ -84,13 +84,13 @@ def test_an_exception_closes_the_scope():
     assert (opened.report.calls, opened.report.split) == (2, 2)
 
 
-def test_a_call_that_torch_refuses_is_seen_but_not_split():
+def test_a_call_that_torch_refuses_counts_what_reached_torch():
     query = torch.ones(5, 2, 4, 8)
     with guard() as opened:
         with pytest.raises(RuntimeError, match="dropout"):
             scaled_dot_product_attention(query, query, query, dropout_p=1.5)
         attend()
-    assert (opened.report.calls, opened.report.split, opened.report.chunks) == (2, 1, 3)
+    assert (opened.report.calls, opened.report.split, opened.report.chunks) == (2, 2, 4)
 
 
 def test_scopes_of_other_threads_are_their_own():
@@ -231,8 +231,10 @@ def test_a_fault_of_the_guards_own_leaves_the_call_with_one_warning():
 def test_a_warning_turned_into_an_error_reaches_the_user():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with guard("warn"), pytest.raises(SDPAGuardWarning):
-            attend()
+        with guard("warn"):
+            for _ in range(2):
+                with pytest.raises(SDPAGuardWarning):
+                    attend()
 
 
 @pytest.mark.parametrize(
@@ -247,6 +249,7 @@ def test_a_warning_turned_into_an_error_reaches_the_user():
         (TypeError, "device_types must be a tuple", {"device_types": "cuda"}),
         (TypeError, "device_types must be a tuple of names", {"device_types": None}),
         (TypeError, "limits must be Limit objects", {"limits": ["F1"]}),
+        (TypeError, "limits must be .* not 'F1'", {"limits": "F1"}),
         (TypeError, "limits must be", {"limits": 5}),
     ],
 )
@@ -283,6 +286,15 @@ def test_the_report_is_a_table_and_json():
     (site,) = plain["sites"]
     assert (site["file"], site["calls"]) == (__file__, 2)
     assert site["plan"]["sizes"] == [2, 2, 1]
+
+
+def test_a_call_that_was_left_is_listed_as_left():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with guard("warn") as opened:
+            attend()
+    assert "left; 3 calls of 1 or 2 batch entries" in " ".join(str(opened.report).split())
+    assert opened.report.as_dict()["sites"][0]["split"] is False
 
 
 def test_the_report_fits_with_a_long_path_and_a_deep_plan():
