@@ -99,7 +99,7 @@ def _search(call: Call, axes: tuple[str, ...], fits: Fits, limit: int) -> Option
         return None
     best = None
     units, chunks = call.units(axis), least
-    while chunks < min(limit, units + 1):
+    while chunks < min(limit, units + 1) and units // chunks >= call.least(axis):
         size = -(-units // chunks)
         found = _search(call.take(axis, size), tuple(earlier), fits, -(-limit // chunks))
         if found is not None and _product(found) * chunks < limit:
@@ -129,7 +129,8 @@ def _fewest_along(call: Call, axis: str, fits: Fits) -> Optional[int]:
             fitting = middle
         else:
             over = middle
-    return -(-units // fitting)
+    chunks = -(-units // fitting)
+    return chunks if units // chunks >= least else None
 
 
 def _product(counts: dict[str, int]) -> int:

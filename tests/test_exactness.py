@@ -14,19 +14,19 @@ import pytest
 import torch
 from exactness_cases import HAS_GQA, SPLITS, Case, attend, build, cases
 from hypothesis import example, given, settings
-from lowered import NESTED
+from lowered import NESTED, lowered
 from packaging.version import Version
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sdpa_guard import SDPAGuardWarning, chunked
+from sdpa_guard import LIMITS, SDPAGuard, SDPAGuardWarning, chunked
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
 from sdpa_guard.plan import Plan
 from sdpa_guard.release import RUNNING_TORCH
 
 FUSES_3D = Version("2.14") <= RUNNING_TORCH
 #: What rounding may change, relative to the largest value: torch adds up in another order.
-ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -314,3 +314,12 @@ def test_the_result_is_no_view(requires_grad: bool, transposed: bool) -> None:
     assert guard.report.split == 2
     assert not out._is_view()
     out.detach_()
+
+
+def test_no_chunk_meets_a_limit_that_the_whole_call_does_not() -> None:
+    """E12 counts calls of one query row: three rows are no two and one while the keys are a view."""
+    e12 = next(limit for limit in LIMITS if limit.id == "E12")
+    query, key = torch.randn(1, 33, 3, 4), torch.randn(1, 1, 3, 4).expand(1, 33, 3, 4)
+    with SDPAGuard(limits=(*lowered(ROWS, 2), e12), device_types=("cpu",)) as guard:
+        attend(Arguments(query, key, key, None, {}))
+    assert guard.report.as_dict()["sites"][0]["plan"]["axis"] == CONTIGUOUS
