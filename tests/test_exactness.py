@@ -317,7 +317,7 @@ def test_the_result_is_no_view(requires_grad: bool, transposed: bool) -> None:
 
 
 def test_no_chunk_meets_a_limit_that_the_whole_call_does_not() -> None:
-    """E12 counts calls of one query row: three rows are no two and one while the keys are a view."""
+    """E12 counts one query row on a view of one head: three rows are not cut into two and one."""
     e12 = next(limit for limit in LIMITS if limit.id == "E12")
     query, key = torch.randn(1, 33, 3, 4), torch.randn(1, 1, 3, 4).expand(1, 33, 3, 4)
     with SDPAGuard(limits=(*lowered(ROWS, 2), e12), device_types=("cpu",)) as guard:
