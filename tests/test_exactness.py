@@ -88,8 +88,8 @@ def test_a_split_call_is_the_whole_call(case: Case) -> None:
     for leaf, expected_leaf in zip(leaves, expected_leaves):
         assert (leaf.grad is None) == (expected_leaf.grad is None)
         if leaf.grad is not None:
-            terms = case.batch * case.heads * case.seq_q * case.seq_k / leaf.numel()
-            assert_close(leaf.grad, expected_leaf.grad, case.dtype, terms)
+            products = case.batch * case.heads * case.seq_q * case.seq_k * case.head_dim
+            assert_close(leaf.grad, expected_leaf.grad, case.dtype, products / leaf.numel())
 
 
 def test_rows_of_a_causal_call_are_never_split() -> None:
