@@ -43,7 +43,8 @@ class Settings:
         self.report = Report()
         self._warned: set[object] = set()
         self._remembered = functools.lru_cache(maxsize=4096)(self._measure)
-        self._planned = functools.lru_cache(maxsize=4096)(self._plan)
+        #: The plan for the limits of some backends, remembered by the call's facts.
+        self.plan = functools.lru_cache(maxsize=4096)(self._plan)
 
     def beyond(self, call: Call, release: Optional[Version]) -> list[Finding]:
         """The limits that the call is over, whichever backend takes it; remembered by its facts."""
@@ -52,10 +53,6 @@ class Settings:
         except TypeError:  # symbolic sizes have no hash
             return exceeded(call, self.limits, release)
 
-    def plan(self, call: Call, release: Optional[Version], taken: frozenset[str]) -> Optional[Plan]:
-        """The plan for the limits of these backends, remembered by the call's facts."""
-        return self._planned(call, release, taken)
-
     def warn_once(self, about: object, message: str, site: Site) -> None:
         """Warn at the user's line, once for each thing to warn about."""
         if about not in self._warned:
@@ -63,13 +60,14 @@ class Settings:
             self._warned.add(about)  # not before: a filter may turn each into an error
 
     def _measure(self, call: Call, release: Optional[Version]) -> list[Finding]:
-        self.report.measured(examine(call, self.limits, release))
-        return exceeded(call, self.limits, release)
+        findings = examine(call, self.limits, release)
+        self.report.measured(findings)
+        return [finding for finding in findings if finding.over]
 
     def _plan(
         self, call: Call, release: Optional[Version], taken: frozenset[str]
     ) -> Optional[Plan]:
-        return remedy(call, [f for f in self.limits if f.backend in taken], release)
+        return remedy(call, [limit for limit in self.limits if limit.backend in taken], release)
 
 
 def make_settings(

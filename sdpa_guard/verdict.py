@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Optional, SupportsIndex
@@ -58,11 +59,9 @@ class Verdict:
             outcome = "is over a limit, and no split cures it"
         else:
             outcome = f"must be split: {self.plan}"
+        sentence = f"{self.call} on {release} {outcome}"
         if not self.findings:
-            outcome += "; no fused backend takes it"
-        head = textwrap.fill(f"{self.call} on {release} {outcome}", WIDTH)
-        if not self.findings:
-            return head
+            return textwrap.fill(f"{sentence}; no fused backend takes it", WIDTH)
         rows = [
             (
                 "OVER" if finding.over else "ok",
@@ -75,7 +74,7 @@ class Verdict:
             for finding in self.findings
         ]
         table = render(("", "limit", "pass", "counted", "bound", "used"), rows)
-        return f"{head}\n\n{table}"
+        return f"{textwrap.fill(sentence, WIDTH)}\n\n{table}"
 
 
 def check(
@@ -113,12 +112,9 @@ def check(
     """
     seq_k = seq_q if seq_k is None else seq_k
     kv_heads = heads if kv_heads is None else kv_heads
-    sizes = {"batch": batch, "heads": heads, "seq_q": seq_q, "head_dim": head_dim}
-    for name, size in {**sizes, "seq_k": seq_k, "kv_heads": kv_heads}.items():
-        if not isinstance(size, SupportsIndex) or isinstance(size, bool):
-            raise TypeError(f"{name} must be a whole number, not {size!r}")
-        if not 1 <= int(size) <= MOST:
-            raise ValueError(f"{name} must be 1 or more, {MOST} at most, not {size}")
+    batch, heads = _size("batch", batch), _size("heads", heads)
+    seq_q, head_dim = _size("seq_q", seq_q), _size("head_dim", head_dim)
+    seq_k, kv_heads = _size("seq_k", seq_k), _size("kv_heads", kv_heads)
     if heads % kv_heads != 0:
         raise ValueError(f"kv_heads must divide heads ({heads}), not {kv_heads}")
     if not isinstance(dtype, torch.dtype):
@@ -165,3 +161,13 @@ def check(
     findings = sorted(examine(call, judged, release), key=lambda f: -f.ratio)
     plan = remedy(call, judged, release) if any(f.over for f in findings) else None
     return Verdict(call, release, tuple(findings), plan)
+
+
+def _size(name: str, size: object) -> int:
+    if not isinstance(size, SupportsIndex) or isinstance(size, bool):
+        raise TypeError(f"{name} must be a whole number, not {size!r}")
+    # A plain number from here on: others wrap around where the kernels do.
+    number = operator.index(size)
+    if not 1 <= number <= MOST:
+        raise ValueError(f"{name} must be 1 or more, {MOST} at most, not {number}")
+    return number

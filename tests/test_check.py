@@ -72,6 +72,20 @@ def test_no_fused_backend_at_all():
     assert "no fused backend takes it" in str(verdict)
 
 
+class Index:
+    """A whole number of another library, such as numpy's, which may be 32 bits wide."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+
+def test_whole_numbers_of_other_libraries_are_plain_numbers():
+    assert check(*map(Index, SHAPE)).as_dict() == check(*SHAPE).as_dict()
+
+
 @pytest.mark.parametrize("torch_version", ["any", "2.9.0"])
 def test_the_table_fits_and_the_dict_is_json(torch_version):
     verdict = check(2, 64, 2**19, 128, torch_version=torch_version)

@@ -14,14 +14,14 @@ from typing import Callable, Optional
 
 import pytest
 import torch
-from lowered import NESTED, lowered
+from lowered import BY_ID, NESTED, lowered
 from packaging.version import Version
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from sdpa_guard import LIMITS, Limit, SDPAGuard, backends, check
+from sdpa_guard import Limit, SDPAGuard, backends, check
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, bind
 from sdpa_guard.release import RUNNING_TORCH
 
@@ -31,7 +31,6 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-BY_ID = {limit.id: limit for limit in LIMITS}
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,

@@ -14,12 +14,12 @@ import pytest
 import torch
 from exactness_cases import HAS_GQA, SPLITS, Case, attend, build, cases
 from hypothesis import example, given, settings
-from lowered import NESTED, lowered
+from lowered import BY_ID, NESTED, lowered
 from packaging.version import Version
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sdpa_guard import LIMITS, SDPAGuard, SDPAGuardWarning, chunked
+from sdpa_guard import SDPAGuard, SDPAGuardWarning, chunked
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
 from sdpa_guard.plan import Plan
 from sdpa_guard.release import RUNNING_TORCH
@@ -318,8 +318,7 @@ def test_the_result_is_no_view(requires_grad: bool, transposed: bool) -> None:
 
 def test_no_chunk_meets_a_limit_that_the_whole_call_does_not() -> None:
     """E12 counts one query row on a view of one head: three rows are not cut into two and one."""
-    e12 = next(limit for limit in LIMITS if limit.id == "E12")
     query, key = torch.randn(1, 33, 3, 4), torch.randn(1, 1, 3, 4).expand(1, 33, 3, 4)
-    with SDPAGuard(limits=(*lowered(ROWS, 2), e12), device_types=("cpu",)) as guard:
+    with SDPAGuard(limits=(*lowered(ROWS, 2), BY_ID["E12"]), device_types=("cpu",)) as guard:
         attend(Arguments(query, key, key, None, {}))
     assert guard.report.as_dict()["sites"][0]["plan"]["axis"] == CONTIGUOUS

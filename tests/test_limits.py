@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 import torch
+from lowered import BY_ID
 from packaging.version import Version
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS, SDPAGuard, check
-
-BY_ID = {limit.id: limit for limit in LIMITS}
 
 
 def counted(limit_id: str, *shape: int, **facts: object) -> int:

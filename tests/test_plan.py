@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowered import BY_ID
 
 from sdpa_guard import LIMITS, check
 from sdpa_guard.call import Call, contiguous
 from sdpa_guard.judge import exceeded, remedy
-
-BY_ID = {limit.id: limit for limit in LIMITS}
 
 
 def make_call(batch, heads, kv_heads, seq_q, **facts) -> Call:

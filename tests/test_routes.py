@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from sdpa_guard import LIMITS, SDPAGuard
+from sdpa_guard.release import RUNNING_TORCH
 
-TORCH = Version(Version(torch.__version__).base_version)
 EARLY_ALIAS = F.scaled_dot_product_attention
 
 #: Lowered bounds: every call of more than two batch entries must be split.
@@ -413,7 +413,7 @@ def test_compiled_code_follows_the_scope(module):
             with scope:
                 torch.testing.assert_close(compiled_function(x), expected)
     # On torch before 2.5 dynamo does not guard on them: what was compiled outside stays unsplit.
-    assert backend.counts == ([1, 3] if Version("2.5") <= TORCH else [1])
+    assert backend.counts == ([1, 3] if Version("2.5") <= RUNNING_TORCH else [1])
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -10,16 +10,17 @@ import warnings
 
 import pytest
 import torch
+from lowered import BY_ID
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from sdpa_guard import LIMITS, OversizedCallError, SDPAGuard, SDPAGuardError, SDPAGuardWarning
+from sdpa_guard import OversizedCallError, SDPAGuard, SDPAGuardError, SDPAGuardWarning
 from sdpa_guard.testing import record_calls
 
 #: torch 2.3 has one autocast function for each device type instead.
 BY_DEVICE = hasattr(torch, "get_autocast_dtype")
-BATCH = next(limit for limit in LIMITS if limit.id == "F2b")
+BATCH = BY_ID["F2b"]
 
 
 def guard(policy: str = "split", bound: int = 2, **options: object) -> SDPAGuard:

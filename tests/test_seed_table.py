@@ -13,11 +13,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdpa_guard import LIMITS, SDPAGuard, check
+from sdpa_guard import SDPAGuard, check
 from sdpa_guard.testing import record_calls
 
 ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "seed_table.csv").open()))
-F1 = next(limit for limit in LIMITS if limit.id == "F1")
 
 each_row = pytest.mark.parametrize(
     "row", ROWS, ids=lambda row: "x".join(row[k] for k in ("batch", "heads", "seq_q", "head_dim"))
