@@ -1,12 +1,13 @@
 """Keeps torch's scaled_dot_product_attention inside the limits of its CUDA kernels."""
 
+from .dispatcher import disable, enable, is_enabled, report
 from .errors import OversizedCallError, SDPAGuardError, SDPAGuardWarning
 from .guard import SDPAGuard
 from .judge import Finding
 from .limit import Limit
 from .limits import LIMITS
 from .plan import Plan
-from .report import Report
+from .reports import Report
 from .verdict import Verdict, check
 
 __version__ = "0.1.0"
@@ -23,4 +24,8 @@ __all__ = [
     "SDPAGuardWarning",
     "Verdict",
     "check",
+    "disable",
+    "enable",
+    "is_enabled",
+    "report",
 ]

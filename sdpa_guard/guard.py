@@ -9,13 +9,14 @@ import torch
 from packaging.version import Version
 from torch.overrides import TorchFunctionMode
 
-from . import scope
+from . import compiled, scope
 from .call import autocast_dtype, is_fake
+from .chunked import TorchCall
 from .dispatcher import close_kernel, open_kernel
 from .limit import Limit
 from .limits import LIMITS
 from .release import RUNNING_TORCH
-from .report import Report
+from .reports import Report
 from .reroute import reroute
 from .settings import make_settings
 
@@ -67,12 +68,14 @@ class SDPAGuard(TorchFunctionMode):
     def __enter__(self) -> SDPAGuard:
         open_kernel(self._settings.device_types)
         scope.push(self._settings)
+        compiled.key_caches(self._settings)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
         super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
         scope.pop()
+        compiled.key_caches(scope.in_force())
         close_kernel(self._settings.device_types)
 
     def __torch_function__(
@@ -86,22 +89,14 @@ class SDPAGuard(TorchFunctionMode):
             return self._trace(func, args, kwargs or {})
         if func not in _ATTENTION:
             return func(*args, **(kwargs or {}))
-        innermost = scope.current()
-        if innermost is None or innermost.settings is None or _kernel_sees_more(args, kwargs):
-            return func(*args, **(kwargs or {}))
-        # Judged once: our own kernel and an outer guard leave what the call does on its way.
-        scope.push(None)
-        try:
-            return reroute(func, args, kwargs or {}, innermost.settings)
-        finally:
-            scope.pop()
+        return _attend(func, args, kwargs or {})
 
     def _trace(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         # Reading the token makes dynamo guard on it: other settings compile other code, though the
         # attention hides in a module's function and meets our kernel only after dynamo.
-        if not (self._settings.token and func in _ATTENTION):
+        if _is_hidden(self._settings.token) or func not in _ATTENTION:
             return func(*args, **kwargs)
         if _DYNAMO_TRACES_US or not torch.compiler.is_dynamo_compiling():
             return reroute(func, args, kwargs, self._settings)
@@ -110,11 +105,37 @@ class SDPAGuard(TorchFunctionMode):
         return _OPERATOR(*args, **kwargs)
 
 
-def _kernel_sees_more(args: tuple[Any, ...], kwargs: Optional[dict[str, Any]]) -> bool:
+compiled.do_not_compile(SDPAGuard.__torch_function__.__code__)
+
+
+@compiled.eagerly
+def _attend(func: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    settings = scope.in_force()
+    if settings is None or _kernel_sees_more(args, kwargs):
+        return func(*args, **kwargs)
+    # Judged once: our own kernel and an outer guard leave what the call does on its way.
+    scope.push(None)
+    try:
+        return reroute(func, args, kwargs, settings)
+    finally:
+        scope.pop()
+
+
+def _is_hidden(token: str) -> bool:
+    """Whether scopes of these settings are open, but others inside them."""
+    settings_open = [s.token for s in scope.all_open()]
+    return token in settings_open and settings_open[0] != token
+
+
+# Dynamo asks once, while it traces: it guards on the scopes that are open.
+setattr(_is_hidden, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+def _kernel_sees_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether to leave a call to our kernel: it comes after autocast's casts and jit's tracer."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False  # under vmap a call never gets there
-    query = args[0] if args else (kwargs or {}).get("query")
+    query = args[0] if args else kwargs.get("query")
     if torch.is_inference_mode_enabled() and isinstance(query, torch.Tensor) and is_fake(query):
         return False  # nor does a fake one in inference mode
     if torch._C._get_tracing_state() is not None:

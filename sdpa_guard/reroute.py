@@ -15,7 +15,7 @@ from .errors import OversizedCallError, SDPAGuardWarning
 from .judge import Finding, exceeded, remedy
 from .plan import Plan
 from .release import RUNNING_TORCH
-from .report import Site, call_site
+from .reports import Site, call_site
 from .settings import Settings
 
 _log = logging.getLogger("sdpa_guard")

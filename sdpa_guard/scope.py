@@ -1,6 +1,6 @@
-"""The settings in force on this thread.
+"""The settings in force: those of this thread's innermost scope, else the process-wide ones.
 
-They lie in torch's own thread-local stash, which the autograd engine carries to its threads:
+A thread's lie in torch's own thread-local stash, which the autograd engine carries to its threads:
 Python's thread-local and context variables do not reach a backward on CUDA.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
 import torch
@@ -15,6 +16,9 @@ import torch
 from .settings import Settings
 
 _KEY = "sdpa_guard"
+
+#: The settings that ``enable`` put in force wherever no scope is open.
+process_wide: Optional[Settings] = None
 
 
 class Scope(NamedTuple):
@@ -31,6 +35,21 @@ def current() -> Optional[Scope]:
         return None
     scope: Optional[Scope] = torch._C._get_obj_in_tls(_KEY)
     return scope
+
+
+def in_force() -> Optional[Settings]:
+    """The settings to judge a call on this thread by; None where it is to be left alone."""
+    innermost = current()
+    return process_wide if innermost is None else innermost.settings
+
+
+def all_open() -> Iterator[Settings]:
+    """The settings of this thread's scopes, the innermost first."""
+    innermost = current()
+    while innermost is not None:
+        if innermost.settings is not None:
+            yield innermost.settings
+        innermost = innermost.outer
 
 
 def push(settings: Optional[Settings]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Optional
@@ -16,7 +18,7 @@ from .judge import Finding, examine, exceeded, remedy
 from .limit import Limit
 from .plan import Plan
 from .release import parse_release
-from .report import Report, Site
+from .reports import Report, Site
 
 POLICIES = ("split", "warn", "raise")
 #: The device types whose calls can be judged as CUDA calls.
@@ -38,8 +40,8 @@ class Settings:
         #: The torch release whose limits count; None leaves it to the device.
         self.release = release
         self.device_types = device_types
-        #: Equal for equal settings.
-        self.token = str(hash((policy, limits, release, device_types)))
+        #: Equal for equal settings, also in other processes.
+        self.token = _token(policy, limits, release, device_types)
         self.report = Report()
         self._warned: set[object] = set()
         self._remembered = functools.lru_cache(maxsize=4096)(self._measure)
@@ -68,6 +70,12 @@ class Settings:
         self, call: Call, release: Optional[Version], taken: frozenset[str]
     ) -> Optional[Plan]:
         return remedy(call, [limit for limit in self.limits if limit.backend in taken], release)
+
+
+def _token(*settings: object) -> str:
+    # A limit's function is told by its name: its address is another in each process.
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(settings))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_settings(

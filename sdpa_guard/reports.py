@@ -22,6 +22,14 @@ _MOST_LINES = 1000
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
+#: One for all reports, so that a fork can wait for it: its child would wait forever.
+_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Site:
     """The line that made an attention call."""
@@ -74,7 +82,6 @@ class Report:
     """Counts of one guard, over all its scopes. Read it at any time; ``print`` it for a table."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         #: Attention calls on the devices that the guard judges.
         self.calls = 0
         #: Those that were split.
@@ -88,36 +95,36 @@ class Report:
 
     def saw(self) -> None:
         """Count one judged call."""
-        with self._lock:
+        with _lock:
             self.calls += 1
 
     def measured(self, findings: tuple[Finding, ...]) -> None:
         """Keep the largest ratio of each limit."""
-        with self._lock:
+        with _lock:
             for finding in findings:
                 known = self._ratios.get(finding.limit.id, 0.0)
                 self._ratios[finding.limit.id] = max(known, finding.ratio)
 
     def split_up(self, site: Site, call: Call, plan: Plan) -> None:
         """Count a call that is about to be split."""
-        with self._lock:
+        with _lock:
             self._count(site, call, _Line(plan, split=True))
             self.split += 1
 
     def chunk(self) -> None:
         """Count one of the calls that reach torch in its place."""
-        with self._lock:
+        with _lock:
             self.chunks += 1
 
     def left(self, site: Site, call: Call, plan: Optional[Plan]) -> None:
         """Count a call that is over a limit and was left as it is, or refused."""
-        with self._lock:
+        with _lock:
             self._count(site, call, _Line(plan, split=False))
             self.unsplittable += plan is None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: the counts, the largest ratio per limit, and a list of call sites."""
-        with self._lock:
+        with _lock:
             return {
                 "calls": self.calls,
                 "split": self.split,
@@ -138,7 +145,7 @@ class Report:
             }
 
     def __str__(self) -> str:
-        with self._lock:
+        with _lock:
             head = (
                 f"sdpa_guard: {self.calls} attention calls, {self.split} split into "
                 f"{self.chunks} chunks, {self.unsplittable} unsplittable"
