@@ -1,5 +1,8 @@
 """Keeps torch's scaled_dot_product_attention inside the limits of its CUDA kernels."""
 
+# First of all: where SDPA_GUARD is set, torch comes back here at the end of its own import.
+import torch  # noqa: F401
+
 from .dispatcher import disable, enable, is_enabled, report
 from .errors import OversizedCallError, SDPAGuardError, SDPAGuardWarning
 from .guard import SDPAGuard
