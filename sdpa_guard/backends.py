@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Optional
 
 import torch
-from packaging.version import Version
 
 from .call import Arguments, Call
-from .release import RUNNING_TORCH
+from .release import RUNNING_TORCH, Release
 
 FLASH, EFFICIENT, CUDNN = "flash", "efficient", "cudnn"
 BACKENDS = (FLASH, EFFICIENT, CUDNN)
@@ -16,10 +15,10 @@ BACKENDS = (FLASH, EFFICIENT, CUDNN)
 #: torch.nn.attention.SDPBackend's numbers; math (0) has no limit here.
 _BY_NUMBER = {1: FLASH, 2: EFFICIENT, 3: CUDNN}
 _HALF = (torch.float16, torch.bfloat16)
-_GQA_FLASH = Version("2.5")
-_GQA_EFFICIENT = Version("2.14")
-_CUDNN_BY_DEFAULT = Version("2.5")
-_CUDNN_ONE_QUERY = Version("2.9")
+_GQA_FLASH = Release(2, 5)
+_GQA_EFFICIENT = Release(2, 14)
+_CUDNN_BY_DEFAULT = Release(2, 5)
+_CUDNN_ONE_QUERY = Release(2, 9)
 
 
 def enabled() -> frozenset[str]:
@@ -47,7 +46,7 @@ def chosen(arguments: Arguments) -> Optional[str]:
     return _BY_NUMBER.get(torch._fused_sdp_choice(query, key, value, mask, **options))
 
 
-def takes(backend: str, call: Call, release: Version) -> bool:
+def takes(backend: str, call: Call, release: Release) -> bool:
     """Whether the backend's constraints, in that torch release, let it take the call.
 
     From ``can_use_flash_attention`` and its siblings in torch's sdp_utils.cpp. What depends on the
@@ -62,13 +61,13 @@ def takes(backend: str, call: Call, release: Version) -> bool:
 
 def replaced_flash() -> Optional[str]:
     """The name of the FlashAttention implementation that stands in for torch's own, if any."""
-    if RUNNING_TORCH < Version("2.10"):
+    if RUNNING_TORCH < Release(2, 10):
         return None
     name: Optional[str] = torch.nn.attention.current_flash_attention_impl()
     return name
 
 
-def _flash_takes(call: Call, release: Version) -> bool:
+def _flash_takes(call: Call, release: Release) -> bool:
     if call.mask_row_stride is not None or not _has_dtype(call, _HALF):
         return False
     if call.head_dim != call.value_dim or call.head_dim > 256:
@@ -78,7 +77,7 @@ def _flash_takes(call: Call, release: Version) -> bool:
     return call.heads == call.kv_heads or release >= _GQA_FLASH
 
 
-def _efficient_takes(call: Call, release: Version) -> bool:
+def _efficient_takes(call: Call, release: Release) -> bool:
     if not _has_dtype(call, (*_HALF, torch.float32)):
         return False
     if call.heads != call.kv_heads and release < _GQA_EFFICIENT:
@@ -87,7 +86,7 @@ def _efficient_takes(call: Call, release: Version) -> bool:
     return _stands_in(call) or (call.head_dim % aligned == 0 and call.value_dim % aligned == 0)
 
 
-def _cudnn_takes(call: Call, release: Version) -> bool:
+def _cudnn_takes(call: Call, release: Release) -> bool:
     if release < _CUDNN_BY_DEFAULT or not _has_dtype(call, _HALF):
         return False
     if call.mask_requires_grad or call.seq_k == 1:

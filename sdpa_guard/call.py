@@ -6,10 +6,9 @@ import dataclasses
 from typing import Any, NamedTuple, Optional
 
 import torch
-from packaging.version import Version
 from torch._guards import TracingContext
 
-from .release import RUNNING_TORCH
+from .release import RUNNING_TORCH, Release
 
 BATCH, HEADS, ROWS = "batch", "heads", "rows"
 #: The axes that a call can be split along, in the order in which they are tried.
@@ -21,11 +20,11 @@ CONTIGUOUS = "contiguous"
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _FAKE = ("FakeTensor", "FunctionalTensor")
 # torch 2.14 runs (N, L, E) as one batch entry of N heads; earlier releases never fuse it.
-_FUSES_3D = Version("2.14") <= RUNNING_TORCH
+_FUSES_3D = Release(2, 14) <= RUNNING_TORCH
 # torch 2.14 also repeats a single key/value head without being asked to by enable_gqa.
 _REPEATS_ONE_HEAD = _FUSES_3D
 # torch 2.3 has one autocast function for each device type instead.
-_AUTOCAST_BY_DEVICE = Version("2.4") <= RUNNING_TORCH
+_AUTOCAST_BY_DEVICE = Release(2, 4) <= RUNNING_TORCH
 
 
 class Arguments(NamedTuple):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
 import torch
-from packaging.version import Version
 from torch.overrides import TorchFunctionMode
 
 from . import compiled, scope
@@ -15,7 +14,7 @@ from .chunked import TorchCall
 from .dispatcher import close_kernel, open_kernel
 from .limit import Limit
 from .limits import LIMITS
-from .release import RUNNING_TORCH
+from .release import RUNNING_TORCH, Release
 from .reports import Report
 from .reroute import reroute
 from .settings import make_settings
@@ -27,7 +26,7 @@ _ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention,
     _OPERATOR,
 )
-_DYNAMO_TRACES_US = Version("2.9") <= RUNNING_TORCH
+_DYNAMO_TRACES_US = Release(2, 9) <= RUNNING_TORCH
 
 
 class SDPAGuard(TorchFunctionMode):

@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
-from packaging.version import Version
-
 from .backends import takes
 from .call import Call
 from .limit import BACKWARD, Limit
 from .plan import Plan, fewest
-from .release import RELEASES
+from .release import RELEASES, Release
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,27 +48,27 @@ class Finding:
         }
 
 
-def examine(call: Call, limits: Iterable[Limit], release: Optional[Version]) -> tuple[Finding, ...]:
+def examine(call: Call, limits: Iterable[Limit], release: Optional[Release]) -> tuple[Finding, ...]:
     """Every limit that the call could meet in that torch release; None is any supported one."""
     return tuple(
         Finding(limit, limit.counted(call)) for limit in limits if _applies(limit, call, release)
     )
 
 
-def exceeded(call: Call, limits: Iterable[Limit], release: Optional[Version]) -> list[Finding]:
+def exceeded(call: Call, limits: Iterable[Limit], release: Optional[Release]) -> list[Finding]:
     """The findings past their bound."""
     findings = [Finding(limit, limit.counted(call)) for limit in limits]
     # Most limits are far away: the count is asked before the question which torch has the limit.
     return [f for f in findings if f.over and _applies(f.limit, call, release)]
 
 
-def remedy(call: Call, limits: Sequence[Limit], release: Optional[Version]) -> Optional[Plan]:
+def remedy(call: Call, limits: Sequence[Limit], release: Optional[Release]) -> Optional[Plan]:
     """The plan for a call that is over some of the limits, or None where nothing cures it."""
     cures = {cure for finding in exceeded(call, limits, release) for cure in finding.limit.cures}
     return fewest(call, frozenset(cures), lambda chunk: not exceeded(chunk, limits, release))
 
 
-def _applies(limit: Limit, call: Call, release: Optional[Version]) -> bool:
+def _applies(limit: Limit, call: Call, release: Optional[Release]) -> bool:
     if limit.pass_ == BACKWARD and not call.needs_backward:
         return False
     releases = RELEASES if release is None else (release,)

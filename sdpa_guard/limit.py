@@ -6,9 +6,11 @@ import dataclasses
 from typing import Callable
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from .call import Call
+from .release import RELEASES, RUNNING_TORCH, Release
+
+_KNOWN = (*RELEASES, RUNNING_TORCH)
 
 FORWARD, BACKWARD, BOTH = "forward", "backward", "forward+backward"
 
@@ -39,6 +41,7 @@ class Limit:
     evidence: tuple[str, ...]
     #: Where that can be read.
     source: str
+    _affected: tuple[Release, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
     def releases(self) -> str:
@@ -48,10 +51,15 @@ class Limit:
     def __post_init__(self) -> None:
         if self.bound < 1:
             raise ValueError(f"bound must be 1 or more, not {self.bound!r}")
+        affected = tuple(release for release in _KNOWN if self.versions.contains(str(release)))
+        object.__setattr__(self, "_affected", affected)
 
-    def affects(self, release: Version) -> bool:
+    def affects(self, release: Release) -> bool:
         """Whether that torch release has the limit."""
-        return self.versions.contains(release)
+        # What can be known before is: dynamo traces this, and a specifier set changes as it is used
+        if release in _KNOWN:
+            return release in self._affected
+        return self.versions.contains(str(release))
 
     def __str__(self) -> str:
         return f"{self.id} ({self.name})"

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from packaging.version import InvalidVersion, Version
 
+
+class Release(NamedTuple):
+    """One torch release, without local and pre-release parts."""
+
+    major: int
+    minor: int
+    micro: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.micro}"
+
+
+def _release(version: str) -> Release:
+    return Release(*Version(version).release[:3])
+
+
 #: The torch releases that this package supports, by their minor version, oldest first.
-RELEASES = tuple(Version(f"2.{minor}.0") for minor in range(3, 15))
-#: The release of the torch that runs, without local or pre-release parts.
-RUNNING_TORCH = Version(Version(torch.__version__).base_version)
+RELEASES = tuple(Release(2, minor) for minor in range(3, 15))
+#: The release of the torch that runs.
+RUNNING_TORCH = _release(torch.__version__)
 
 
-def parse_release(torch_version: Optional[str]) -> Optional[Version]:
+def parse_release(torch_version: Optional[str]) -> Optional[Release]:
     """The release named by a string such as ``"2.9.0"`` or ``"2.9.1+cu128"``."""
     if torch_version is None:
         return None
     if not isinstance(torch_version, str):
         raise TypeError(f"torch_version must be a string such as '2.9.0', not {torch_version!r}")
     try:
-        release = Version(Version(torch_version).base_version)
-    except InvalidVersion:
+        release = _release(torch_version)
+    except (InvalidVersion, TypeError):
         raise ValueError(
             f"torch_version must be a release such as '2.9.0', not {torch_version!r}"
         ) from None

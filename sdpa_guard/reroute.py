@@ -6,7 +6,6 @@ import logging
 from typing import Any, NamedTuple, Optional
 
 import torch
-from packaging.version import Version
 
 from . import backends, chunked
 from .call import Arguments, Call, bind, is_compiling, is_fake, read
@@ -14,7 +13,7 @@ from .chunked import TorchCall
 from .errors import OversizedCallError, SDPAGuardWarning
 from .judge import Finding, exceeded, remedy
 from .plan import Plan
-from .release import RUNNING_TORCH
+from .release import RUNNING_TORCH, Release
 from .reports import Site, call_site
 from .settings import Settings
 
@@ -129,7 +128,7 @@ def _act(
     arguments: Arguments,
     beyond: list[Finding],
     plan: Optional[Plan],
-    release: Optional[Version],
+    release: Optional[Release],
     settings: Settings,
 ) -> Optional[Split]:
     """What the policy says of a call that is over a limit."""
@@ -145,7 +144,7 @@ def _act(
     return None
 
 
-def _release(call: Call, settings: Settings, real: bool) -> Optional[Version]:
+def _release(call: Call, settings: Settings, real: bool) -> Optional[Release]:
     """The release whose limits count; None, every supported one, in a rehearsal."""
     if settings.release is None and real:
         return RUNNING_TORCH
@@ -171,7 +170,7 @@ def _taken_by(arguments: Arguments, settings: Settings) -> frozenset[str]:
 
 
 def _message(
-    call: Call, beyond: list[Finding], plan: Optional[Plan], release: Optional[Version]
+    call: Call, beyond: list[Finding], plan: Optional[Plan], release: Optional[Release]
 ) -> str:
     worst, *others = sorted(beyond, key=lambda finding: -finding.ratio)
     where = f"torch {worst.limit.releases}" if release is None else f"torch {release}"

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 import torch
-from packaging.version import Version
 
 from .call import Call
 from .errors import SDPAGuardWarning, check_names
 from .judge import Finding, examine, exceeded, remedy
 from .limit import Limit
 from .plan import Plan
-from .release import parse_release
+from .release import Release, parse_release
 from .reports import Report, Site
 
 POLICIES = ("split", "warn", "raise")
@@ -32,7 +31,7 @@ class Settings:
         self,
         policy: str,
         limits: tuple[Limit, ...],
-        release: Optional[Version],
+        release: Optional[Release],
         device_types: tuple[str, ...],
     ) -> None:
         self.policy = policy
@@ -48,7 +47,7 @@ class Settings:
         #: The plan for the limits of some backends, remembered by the call's facts.
         self.plan = functools.lru_cache(maxsize=4096)(self._plan)
 
-    def beyond(self, call: Call, release: Optional[Version]) -> list[Finding]:
+    def beyond(self, call: Call, release: Optional[Release]) -> list[Finding]:
         """The limits that the call is over, whichever backend takes it; remembered by its facts."""
         try:
             return self._remembered(call, release)
@@ -61,13 +60,13 @@ class Settings:
             warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
             self._warned.add(about)  # not before: a filter may turn each into an error
 
-    def _measure(self, call: Call, release: Optional[Version]) -> list[Finding]:
+    def _measure(self, call: Call, release: Optional[Release]) -> list[Finding]:
         findings = examine(call, self.limits, release)
         self.report.measured(findings)
         return [finding for finding in findings if finding.over]
 
     def _plan(
-        self, call: Call, release: Optional[Version], taken: frozenset[str]
+        self, call: Call, release: Optional[Release], taken: frozenset[str]
     ) -> Optional[Plan]:
         return remedy(call, [limit for limit in self.limits if limit.backend in taken], release)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Optional, SupportsIndex
 
 import torch
-from packaging.version import Version
 
 from .backends import BACKENDS
 from .call import Call, contiguous, padded_mask_row
@@ -17,7 +16,7 @@ from .errors import check_names
 from .judge import Finding, examine, remedy
 from .limits import LIMITS
 from .plan import Plan
-from .release import RUNNING_TORCH, parse_release
+from .release import RUNNING_TORCH, Release, parse_release
 from .table import WIDTH, render
 
 #: The largest size that ``check`` takes: no tensor has one as large.
@@ -30,7 +29,7 @@ class Verdict:
 
     call: Call
     #: The torch release that was asked about; None is any supported one.
-    release: Optional[Version]
+    release: Optional[Release]
     #: Every limit that the call could meet, the fullest first.
     findings: tuple[Finding, ...]
     #: How the guard would split the call; None when it fits, or when nothing cures it.
@@ -133,7 +132,7 @@ def check(
         raise ValueError("mask_requires_grad must be False without a mask")
     backends = check_names("backends", backends, BACKENDS)
     if torch_version is None:
-        release: Optional[Version] = RUNNING_TORCH
+        release: Optional[Release] = RUNNING_TORCH
     else:
         release = None if torch_version == "any" else parse_release(torch_version)
     query, keys = contiguous(seq_q, head_dim), contiguous(seq_k, head_dim)

@@ -10,16 +10,15 @@ from typing import Any, Callable, Optional
 import torch
 from hypothesis import strategies as st
 from lowered import NESTED, lowered
-from packaging.version import Version
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import SDPAGuard
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
-from sdpa_guard.release import RUNNING_TORCH
+from sdpa_guard.release import RUNNING_TORCH, Release
 
-HAS_GQA = Version("2.5") <= RUNNING_TORCH
+HAS_GQA = Release(2, 5) <= RUNNING_TORCH
 #: Earlier the CPU kernel reads past such a mask: https://github.com/pytorch/pytorch/pull/128816.
-TAKES_ONE_MASK_COLUMN = Version("2.5") <= RUNNING_TORCH
+TAKES_ONE_MASK_COLUMN = Release(2, 5) <= RUNNING_TORCH
 SPLITS = (BATCH, HEADS, ROWS, NESTED)
 INPUTS = ("query", "key", "value", "mask")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

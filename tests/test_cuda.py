@@ -15,7 +15,6 @@ from typing import Callable, Optional
 import pytest
 import torch
 from lowered import BY_ID, NESTED, lowered
-from packaging.version import Version
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sdpa_guard import Limit, SDPAGuard, backends, check
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, bind
-from sdpa_guard.release import RUNNING_TORCH
+from sdpa_guard.release import RUNNING_TORCH, Release
 
 pytestmark = [
     pytest.mark.cuda,
@@ -36,7 +35,7 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-HAS_GQA = Version("2.5") <= RUNNING_TORCH
+HAS_GQA = Release(2, 5) <= RUNNING_TORCH
 GIB = 2**30
 
 Shape = tuple[int, int, int, int]
@@ -173,7 +172,7 @@ def test_a_call_past_the_grid_is_its_pieces(backend, axis):
     with SDPAGuard() as guard, kernels:
         out = scaled_dot_product_attention(*tensors)
         out.sin().sum().backward()
-    splits_inside = (backend, axis) == ("efficient", BATCH) and Version("2.8") <= RUNNING_TORCH
+    splits_inside = (backend, axis) == ("efficient", BATCH) and Release(2, 8) <= RUNNING_TORCH
     assert guard.report.chunks == (0 if splits_inside else 2)
     dim = 0 if axis == BATCH else 1
     middle = tensors[0].shape[dim] // 2

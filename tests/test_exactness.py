@@ -15,16 +15,15 @@ import torch
 from exactness_cases import HAS_GQA, SPLITS, Case, attend, build, cases
 from hypothesis import example, given, settings
 from lowered import BY_ID, NESTED, lowered
-from packaging.version import Version
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdpa_guard import SDPAGuard, SDPAGuardWarning, chunked
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
 from sdpa_guard.plan import Plan
-from sdpa_guard.release import RUNNING_TORCH
+from sdpa_guard.release import RUNNING_TORCH, Release
 
-FUSES_3D = Version("2.14") <= RUNNING_TORCH
+FUSES_3D = Release(2, 14) <= RUNNING_TORCH
 #: What rounding may change, relative to the largest value: torch adds up in another order.
 ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 

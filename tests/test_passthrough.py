@@ -7,11 +7,10 @@ import warnings
 
 import pytest
 import torch
-from packaging.version import Version
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS, SDPAGuard
-from sdpa_guard.release import RUNNING_TORCH
+from sdpa_guard.release import RUNNING_TORCH, Release
 from sdpa_guard.testing import record_calls
 
 #: Nothing that the guard judges would be left alone with these.
@@ -47,7 +46,7 @@ LEFT_ALONE = {
     "a subclass as mask": (PLAIN, PLAIN, PLAIN, randn(4, 4).as_subclass(Doubled)),
     "a CausalBias mask": (PLAIN, randn(2, 2, 6, 8), randn(2, 2, 6, 8), causal_bias()),
 }
-if Version("2.14") > RUNNING_TORCH:
+if Release(2, 14) > RUNNING_TORCH:
     LEFT_ALONE["3-D"] = (randn(2, 4, 8),) * 3
     LEFT_ALONE["one key/value head without enable_gqa"] = (
         PLAIN,
@@ -160,7 +159,7 @@ def test_a_wrong_call_raises_what_torch_raises(name, policy):
 
 
 @pytest.mark.skipif(
-    Version("2.14") > RUNNING_TORCH, reason="torch before 2.14 never fuses a 3-D call"
+    Release(2, 14) > RUNNING_TORCH, reason="torch before 2.14 never fuses a 3-D call"
 )
 @pytest.mark.parametrize("mask", [None, randn(4, 4), randn(6, 4, 4)], ids=["none", "2-D", "3-D"])
 def test_a_3d_call_is_heads(mask):
