@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from . import compiled, scope
 from .call import autocast_dtype, is_fake
 from .chunked import TorchCall
-from .dispatcher import close_kernel, open_kernel
+from .kernel import close_kernel, open_kernel
 from .limit import Limit
 from .limits import LIMITS
 from .release import RUNNING_TORCH, Release

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-from . import backends, dispatcher
+from . import backends, kernel
 from .call import bind
 from .settings import DEVICE_TYPES
 
@@ -55,10 +55,10 @@ def record_calls() -> Iterator[list[RecordedCall]]:
             )
         )
 
-    dispatcher.open_kernel(DEVICE_TYPES)
-    dispatcher.recorders.append(record)
+    kernel.open_kernel(DEVICE_TYPES)
+    kernel.recorders.append(record)
     try:
         yield calls
     finally:
-        dispatcher.recorders.remove(record)
-        dispatcher.close_kernel(DEVICE_TYPES)
+        kernel.recorders.remove(record)
+        kernel.close_kernel(DEVICE_TYPES)

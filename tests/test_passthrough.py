@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdpa_guard import LIMITS, SDPAGuard
+import sdpa_guard
+from sdpa_guard import LIMITS, Report, SDPAGuard
 from sdpa_guard.release import RUNNING_TORCH, Release
 from sdpa_guard.testing import record_calls
 
@@ -17,8 +20,22 @@ from sdpa_guard.testing import record_calls
 LOWEST = tuple(dataclasses.replace(limit, bound=1) for limit in LIMITS)
 
 
-def guard(policy: str = "split") -> SDPAGuard:
-    return SDPAGuard(policy, limits=LOWEST, device_types=("cpu", "meta"))
+@contextlib.contextmanager
+def scoped() -> Iterator[Report]:
+    with SDPAGuard(limits=LOWEST, device_types=("cpu", "meta")) as opened:
+        yield opened.report
+
+
+@contextlib.contextmanager
+def process_wide() -> Iterator[Report]:
+    sdpa_guard.enable(limits=LOWEST, device_types=("cpu", "meta"))
+    try:
+        yield sdpa_guard.report()
+    finally:
+        sdpa_guard.disable()
+
+
+under_both_doors = pytest.mark.parametrize("door", [scoped, process_wide])
 
 
 def randn(*shape: int, **options: object) -> torch.Tensor:
@@ -27,12 +44,6 @@ def randn(*shape: int, **options: object) -> torch.Tensor:
 
 class Doubled(torch.Tensor):
     """Somebody's own tensor type."""
-
-
-def causal_bias() -> torch.Tensor:
-    from torch.nn.attention.bias import causal_lower_right
-
-    return causal_lower_right(4, 6)
 
 
 PLAIN = randn(2, 2, 4, 8)
@@ -44,7 +55,6 @@ LEFT_ALONE = {
     "a key/value batch that broadcasts": (PLAIN, randn(1, 2, 4, 8), randn(1, 2, 4, 8)),
     "a tensor subclass": (PLAIN.as_subclass(Doubled), PLAIN, PLAIN),
     "a subclass as mask": (PLAIN, PLAIN, PLAIN, randn(4, 4).as_subclass(Doubled)),
-    "a CausalBias mask": (PLAIN, randn(2, 2, 6, 8), randn(2, 2, 6, 8), causal_bias()),
 }
 if Release(2, 14) > RUNNING_TORCH:
     LEFT_ALONE["3-D"] = (randn(2, 4, 8),) * 3
@@ -55,40 +65,67 @@ if Release(2, 14) > RUNNING_TORCH:
     )
 
 
+@under_both_doors
 @pytest.mark.parametrize("name", LEFT_ALONE)
-def test_it_passes_through_untouched(name):
+def test_it_passes_through_untouched(name, door):
     arguments = LEFT_ALONE[name]
     expected = scaled_dot_product_attention(*arguments)
-    with guard() as opened:
+    with door() as report:
         actual = scaled_dot_product_attention(*arguments)
     assert type(actual) is type(expected)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert actual.stride() == expected.stride()
-    assert opened.report.calls == 0
+    assert report.calls == 0
 
 
+@under_both_doors
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_nested_tensors_pass_through(layout):
+def test_nested_tensors_pass_through(layout, door):
     rows = [randn(3, 2, 8), randn(5, 2, 8)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that nested tensors are a prototype
         nested = torch.nested.nested_tensor(rows, layout=layout).transpose(1, 2)
         nested = nested if layout is torch.jagged else nested.contiguous()
         expected = scaled_dot_product_attention(nested, nested, nested)
-        with guard() as opened:
+        with door() as report:
             actual = scaled_dot_product_attention(nested, nested, nested)
     assert actual.is_nested
     for one, other in zip(actual.transpose(1, 2).unbind(), expected.transpose(1, 2).unbind()):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-    assert opened.report.split == 0
+    assert report.split == 0
 
 
-def test_symbolic_tracing_leaves_one_node():
+@under_both_doors
+@pytest.mark.filterwarnings("ignore::sdpa_guard.SDPAGuardWarning")
+def test_a_causal_bias_works_as_without_a_guard(door):
+    """The process-wide guard sees the mask that torch makes of it, the scoped one nothing."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    arguments = (PLAIN, randn(2, 2, 6, 8), randn(2, 2, 6, 8), causal_lower_right(4, 6))
+    expected = scaled_dot_product_attention(*arguments)
+    with door() as report:
+        actual = scaled_dot_product_attention(*arguments)
+    torch.testing.assert_close(actual, expected)
+    assert report.calls == (1 if door is process_wide else 0)
+
+
+@under_both_doors
+def test_flex_attention_passes_through(door):
+    flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="torch from 2.5 on")
+    expected = flex.flex_attention(PLAIN, PLAIN, PLAIN)
+    with door() as report:
+        actual = flex.flex_attention(PLAIN, PLAIN, PLAIN)
+    torch.testing.assert_close(actual, expected)
+    assert report.calls == 0
+
+
+@under_both_doors
+def test_symbolic_tracing_leaves_one_node(door):
     class Attention(torch.nn.Module):
         def forward(self, query):
             return scaled_dot_product_attention(query, query, query)
 
-    with guard():
+    with door():
         graph = torch.fx.symbolic_trace(Attention()).graph
     assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "output"]
 
@@ -144,15 +181,15 @@ WRONG = {
 }
 
 
+@under_both_doors
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("policy", ["split", "warn"])
-def test_a_wrong_call_raises_what_torch_raises(name, policy):
+def test_a_wrong_call_raises_what_torch_raises(name, door):
     args, kwargs = WRONG[name]
     with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever torch raises
         scaled_dot_product_attention(*args, **kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with guard(policy), pytest.raises(Exception) as actual:  # noqa: PT011
+        with door(), pytest.raises(Exception) as actual:  # noqa: PT011
             scaled_dot_product_attention(*args, **kwargs)
     assert actual.type is expected.type
     assert str(actual.value) == str(expected.value)

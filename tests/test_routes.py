@@ -1,36 +1,29 @@
-"""The ways in which programs call attention, and which of them the scoped guard sees.
+"""The ways in which programs call attention, and which of them each door sees.
 
-Every row of the README's table of routes is a test here, and the table is held to this module.
+Every row of the README's table of routes is a test, here or in the modules that ``table`` names.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import dataclasses
 import threading
 from typing import Callable
 
 import pytest
+import test_compiled
+import test_distributed
+import test_libraries
+import test_processes
 import torch
 import torch.nn.functional as F  # noqa: N812
+from route import DOORS, Route, Tensors, guard, process_wide, scoped
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from sdpa_guard import LIMITS, SDPAGuard
-from sdpa_guard.release import RUNNING_TORCH, Release
-
 EARLY_ALIAS = F.scaled_dot_product_attention
-
-#: Lowered bounds: every call of more than two batch entries must be split.
-LOWERED = tuple(
-    dataclasses.replace(limit, bound=2) for limit in LIMITS if limit.id in ("F2b", "E1")
-)
-
-Tensors = tuple[torch.Tensor, ...]
-
-
-def guard() -> SDPAGuard:
-    return SDPAGuard(limits=LOWERED, device_types=("cpu", "meta"))
 
 
 def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -96,30 +89,59 @@ def under_autocast() -> Tensors:
 # --- Modules ------------------------------------------------------------------------------------
 
 
-def attention_module(train: bool, **options: bool) -> Callable[[], Tensors]:
+def attention_module(
+    train: bool = True, batch_first: bool = True, need_weights: bool = False, **masks: torch.Tensor
+) -> Callable[[], Tensors]:
     def run() -> Tensors:
         torch.manual_seed(0)
-        module = nn.MultiheadAttention(16, 2, batch_first=True).train(train)
+        module = nn.MultiheadAttention(16, 2, batch_first=batch_first).train(train)
         x, memory = tensor(5, 4, 16), tensor(5, 6, 16, seed=1)
-        out = module(x, memory, memory, need_weights=False, **options)[0]
+        inputs = [t if batch_first else t.transpose(0, 1) for t in (x, memory, memory)]
+        out = module(*inputs, need_weights=need_weights, **masks)[0]
         out.sum().backward()
         return out.detach(), x.grad, memory.grad, module.in_proj_weight.grad
 
     return run
 
 
-def encoder(train: bool) -> Callable[[], Tensors]:
-    def run() -> Tensors:
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(train)
-        padding = torch.zeros(5, 4, dtype=torch.bool)
-        padding[1, 2:] = True
-        with torch.set_grad_enabled(train):
-            out = model(tensor(5, 4, 16), src_key_padding_mask=padding)
-        return (out.detach()[~padding],)
+#: Positions that do not count, in the second of five sequences.
+KEY_PADDING = (torch.arange(5)[:, None] == 1) & (torch.arange(6) >= 3)
+QUERY_PADDING = KEY_PADDING[:, 1:5]
+ATTENTION_MASK = torch.ones(4, 6, dtype=torch.bool).triu(2)
+ADDED_MASK = tensor(4, 6, seed=3).detach()
 
-    return run
+
+def native_attention_module() -> Tensors:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = tensor(5, 4, 16)
+    with torch.no_grad():
+        return (module(x, x, x, need_weights=False)[0],)
+
+
+def encoder(train: bool) -> Tensors:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not train).train(train)
+    with torch.set_grad_enabled(train):
+        return (model(tensor(5, 4, 16), src_key_padding_mask=QUERY_PADDING),)
+
+
+def encoder_in_training() -> Tensors:
+    return tuple(out.detach()[~QUERY_PADDING] for out in encoder(train=True))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def native_encoder() -> Tensors:
+    # The scoped guard turns the native path off, and with it the zeros in the padded rows.
+    return tuple(out[~QUERY_PADDING] for out in encoder(train=False))
+
+
+def encoder_and_decoder() -> Tensors:
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+    memory = tensor(5, 6, 16, seed=1)
+    return step(lambda x: model(memory, x), tensor(5, 4, 16))
 
 
 def decoder() -> Tensors:
@@ -145,6 +167,30 @@ def checkpointed_module() -> Tensors:
         return module(x, x, x, need_weights=False)[0]
 
     return step(lambda x: checkpoint(run, x, use_reentrant=False), tensor(5, 4, 16))
+
+
+def checkpoint_in_a_checkpoint() -> Tensors:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(attend, x, use_reentrant=False)
+
+    return step(lambda x: checkpoint(inner, x, use_reentrant=False))
+
+
+def selective_checkpoint() -> Tensors:
+    """The first chunk's output is kept, the rest is computed again."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    kept = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
+
+    def contexts() -> tuple[object, object]:
+        return create_selective_checkpoint_contexts(kept)
+
+    return step(lambda x: checkpoint(attend, x, use_reentrant=False, context_fn=contexts))
+
+
+def saved_on_cpu() -> Tensors:
+    with torch.autograd.graph.save_on_cpu():
+        return step(attend)
 
 
 def deeply_nested_checkpoints() -> Tensors:
@@ -179,6 +225,31 @@ def in_autograd_grad() -> Tensors:
     return torch.autograd.grad(AttendInBackward.apply(x).sum(), x)
 
 
+def in_a_tensor_hook() -> Tensors:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        y.register_hook(lambda grad: F.scaled_dot_product_attention(grad, grad, grad))
+        return y
+
+    return step(run)
+
+
+def in_a_module_hook() -> Tensors:
+    module = nn.Identity()
+    module.register_full_backward_hook(
+        lambda module, grads_in, grads_out: (F.scaled_dot_product_attention(*grads_in * 3),)
+    )
+    return step(module)
+
+
+def double_backward() -> Tensors:
+    x = query()
+    mask = tensor(4, 4, seed=1)  # where a mask wants a gradient, the CPU has a second derivative
+    out = F.scaled_dot_product_attention(x, x, x, mask)
+    (grad,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+    return torch.autograd.grad(grad.square().sum(), (x, mask))
+
+
 # --- Transforms and compilers -------------------------------------------------------------------
 
 
@@ -189,6 +260,16 @@ def func_grad() -> Tensors:
 def func_vmap() -> Tensors:
     # Two lanes are as many entries as the lowered bound allows, so each lane's batch is split.
     return (torch.func.vmap(attend)(tensor(2, 5, 2, 4, 8).detach()),)
+
+
+def func_vjp() -> Tensors:
+    out, vjp = torch.func.vjp(attend, query().detach())
+    return out, *vjp(torch.ones_like(out))
+
+
+def func_jacrev() -> Tensors:
+    x = tensor(3, 1, 2, 2).detach()
+    return (torch.func.jacrev(lambda x: attend(x).sum((1, 2, 3)))(x),)
 
 
 def scripted() -> Tensors:
@@ -232,81 +313,202 @@ def in_another_thread() -> Tensors:
     return results[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Route:
-    name: str
-    run: Callable[[], Tensors]
-    #: How many attention calls of it the guard splits; compiled code is not counted.
-    split: int
-    instead: str = ""
+def in_a_pool_of_threads() -> Tensors:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(functional) for _ in range(4)]
+        return tuple(tensor for run in runs for tensor in run.result())
 
+
+# --- Other people's modes -----------------------------------------------------------------------
+
+
+class OtherFunctionMode(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class OtherDispatchMode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def inside(context: Callable[[], contextlib.AbstractContextManager]) -> Callable[[], Tensors]:
+    def run() -> Tensors:
+        with context():
+            return step(attend)
+
+    return run
+
+
+def flop_counter() -> contextlib.AbstractContextManager:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return FlopCounterMode(display=False)
+
+
+def profiler() -> contextlib.AbstractContextManager:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+
+OPEN_IT_THERE = "no: open the guard in that thread's function"
+GOES_PAST = "no: torch goes past every kernel of ours there; use the scoped guard"
+NO_SDPA = "nothing to see: it does not call SDPA"
+NATIVE = "no: torch's native path makes no SDPA call on the CPU"
 
 ROUTES = [
     Route("`F.scaled_dot_product_attention`", functional, 1),
-    Route("an alias imported before the scope", early_alias, 1),
+    Route("an alias imported before the guard", early_alias, 1),
     Route("`torch._C._nn.scaled_dot_product_attention`", binding, 1),
     Route("`torch.ops.aten.scaled_dot_product_attention`", operator_packet, 1),
     Route("`torch.ops.aten.scaled_dot_product_attention.default`", operator_overload, 1),
     Route("under `torch.no_grad`", in_no_grad, 1),
     Route("under `torch.inference_mode`", in_inference_mode, 1),
     Route("under `torch.autocast`", under_autocast, 1),
-    Route("`nn.MultiheadAttention`, train", attention_module(train=True), 1),
-    Route("`nn.MultiheadAttention`, eval", attention_module(train=False), 1),
-    Route("`nn.TransformerEncoder`, train", encoder(train=True), 2),
-    Route("`nn.TransformerEncoder`, eval (valid rows)", encoder(train=False), 2),
+    Route("`nn.MultiheadAttention`, train", attention_module(), 1),
+    Route("the same, `batch_first=False`", attention_module(batch_first=False), 1),
+    Route("the same, key padding mask", attention_module(key_padding_mask=KEY_PADDING), 1),
+    Route("the same, boolean attention mask", attention_module(attn_mask=ATTENTION_MASK), 1),
+    Route("the same, float attention mask", attention_module(attn_mask=ADDED_MASK), 1),
+    Route(
+        "the same, `need_weights=True`",
+        attention_module(need_weights=True),
+        0,
+        scoped=NO_SDPA,
+        process_wide=NO_SDPA,
+    ),
+    Route("`nn.MultiheadAttention`, eval with gradients", attention_module(train=False), 1),
+    Route(
+        "`nn.MultiheadAttention`, eval without gradients",
+        native_attention_module,
+        1,
+        split_process_wide=0,
+        process_wide=NATIVE,
+    ),
+    Route("`nn.TransformerEncoder`, train, padding mask", encoder_in_training, 2),
+    Route(
+        "`nn.TransformerEncoder`, eval without gradients, padding mask",
+        native_encoder,
+        2,
+        split_process_wide=0,
+        scoped="yes; padded rows are no zeros then",
+        process_wide=f"{NATIVE}, padded rows stay zeros",
+    ),
     Route("`nn.TransformerDecoder`, train", decoder, 4),
+    Route("`nn.Transformer`, train", encoder_and_decoder, 3),
     Route("`checkpoint(use_reentrant=True)`, forward and recompute", checkpointed(True), 2),
     Route("`checkpoint(use_reentrant=False)`, forward and recompute", checkpointed(False), 2),
+    Route("a checkpoint in a checkpoint", checkpoint_in_a_checkpoint, 2),
+    Route("selective checkpointing", selective_checkpoint, 2),
+    Route("`save_on_cpu` and other saved-tensor hooks", saved_on_cpu, 1),
     Route("`nn.MultiheadAttention` in a checkpoint", checkpointed_module, 2),
     Route("recompute in the autograd engine's threads", deeply_nested_checkpoints, 71),
     Route("attention in a custom `autograd.Function`'s backward", in_backward, 1),
     Route("the same by `torch.autograd.grad`", in_autograd_grad, 1),
+    Route("attention in a tensor's hook", in_a_tensor_hook, 1),
+    Route("attention in a module's backward hook", in_a_module_hook, 1),
+    Route("double backward", double_backward, 1),
     Route("`torch.func.grad`", func_grad, 1),
-    Route("`torch.func.vmap`", func_vmap, 1),
+    Route("`torch.func.vjp`", func_vjp, 1),
+    Route("`torch.func.jacrev`", func_jacrev, 1),
+    Route("`torch.func.vmap`", func_vmap, 1, split_process_wide=0, process_wide=GOES_PAST),
     Route("`torch.jit.script`", scripted, 1),
     Route("`torch.jit.trace`, while it traces and when it runs", traced, 2),
     Route("`FakeTensorMode`", fake, 1),
     Route("meta tensors", on_meta, 1),
-    Route("meta tensors under `torch.inference_mode`", on_meta_in_inference_mode, 1),
-    Route("the same under `torch.autocast`", on_meta_under_autocast_in_inference_mode, 1),
     Route(
-        "a thread started inside the scope",
+        "meta tensors under `torch.inference_mode`",
+        on_meta_in_inference_mode,
+        1,
+        split_process_wide=0,
+        process_wide=GOES_PAST,
+    ),
+    Route(
+        "the same under `torch.autocast`",
+        on_meta_under_autocast_in_inference_mode,
+        1,
+        split_process_wide=0,
+        process_wide=GOES_PAST,
+    ),
+    Route("inside `FlopCounterMode`", inside(flop_counter), 1),
+    Route("inside `torch.profiler.profile`", inside(profiler), 1),
+    Route("inside another `TorchFunctionMode`", inside(OtherFunctionMode), 1),
+    Route("inside another `TorchDispatchMode`", inside(OtherDispatchMode), 1),
+    Route(
+        "a thread started while the guard is open",
         in_another_thread,
         0,
-        "open the guard in that thread's function",
+        split_process_wide=1,
+        scoped=OPEN_IT_THERE,
+    ),
+    Route(
+        "a pool of threads",
+        in_a_pool_of_threads,
+        0,
+        split_process_wide=4,
+        scoped=OPEN_IT_THERE,
     ),
 ]
 
-
-#: Rows whose tests stand further down.
+#: Rows whose tests stand further down, or where it is said.
 OTHER_ROUTES = [
     (
         "`checkpoint(use_reentrant=True)`, backward after the scope",
         "forward yes; recompute no: keep the backward inside the scope",
+        "yes",
     ),
     (
         "`checkpoint(use_reentrant=False)`, backward after the scope",
         "no, torch raises `CheckpointError`: keep the backward inside the scope, or open it "
         "inside the checkpointed function",
+        "yes",
     ),
     (
-        "`torch.compile`, called inside the scope",
-        "yes; code compiled outside follows the scope from torch 2.5 on",
+        "nested and jagged tensors, `CausalBias`, `flex_attention`, tensor subclasses, `torch.fx`",
+        "passed through untouched",  # test_passthrough.py
+        "passed through untouched",
     ),
-    ("`torch.export`, `make_fx` inside the scope", "yes: the graph holds the chunks"),
-    ("nested and jagged tensors, `CausalBias`, tensor subclasses", "passed through untouched"),
 ]
 
 
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 @pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore::DeprecationWarning")
-def test_the_route_is_split_with_the_unguarded_results(route):
+def test_the_route_is_split_with_the_unguarded_results(route, door):
+    if route.run is selective_checkpoint and not hasattr(
+        torch.utils.checkpoint, "create_selective_checkpoint_contexts"
+    ):
+        pytest.skip("torch before 2.4 has no selective checkpointing")
     expected = route.run()
-    with guard() as opened:
+    with door() as report:
         actual = route.run()
-    assert opened.report.split == route.split
+    assert report.split == route.splits(door)
     for one, other in zip(actual, expected):
         torch.testing.assert_close(one, other)
+
+
+def test_the_process_wide_guard_leaves_the_native_encoder_as_it_is():
+    """Padded rows included, to the last bit."""
+    expected = encoder(train=False)
+    with process_wide():
+        actual = encoder(train=False)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert not actual[0][QUERY_PADDING].any()
+
+
+def test_the_scoped_guard_inside_other_modes_and_outside_of_them():
+    expected = step(attend)
+    for other in (OtherFunctionMode, OtherDispatchMode, flop_counter, profiler):
+        with other(), scoped() as report:
+            actual = step(attend)
+        assert report.split == 1
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_process_wide_guard_covers_every_recompute(reentrant):
+    with process_wide() as report:
+        step(lambda x: checkpoint(attend, x, use_reentrant=reentrant))
+    assert report.split == 2
 
 
 def test_a_checkpoint_opened_after_the_scope_recomputes_unguarded():
@@ -345,104 +547,13 @@ def test_a_scope_opened_inside_the_checkpoint_covers_its_recompute():
     torch.testing.assert_close(actual, checkpointed(False)())
 
 
-class Counting:
-    """A torch.compile backend that counts the attention kernels in each graph it is given."""
-
-    def __init__(self, inner: str) -> None:
-        from torch._dynamo.backends.common import aot_autograd
-
-        self.counts: list[int] = []
-        self._compile = self._count if inner == "eager" else aot_autograd(fw_compiler=self._forward)
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        return self._compile(graph, inputs)
-
-    def _count(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        self.counts.append(attention_nodes(graph))
-        return graph.forward
-
-    def _forward(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        from functorch.compile import make_boxed_func
-
-        return make_boxed_func(self._count(graph, inputs))
-
-
-def attention_nodes(graph: torch.fx.GraphModule | torch.export.ExportedProgram) -> int:
-    names = [str(node.target) for node in graph.graph.nodes]
-    return sum("scaled_dot_product" in name and "backward" not in name for name in names)
-
-
-def compiled_attention(module: bool) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
-    if not module:
-        return attend, query()
-    torch.manual_seed(0)
-    layer = nn.MultiheadAttention(16, 2, batch_first=True)
-    return lambda x: layer(x, x, x, need_weights=False)[0], tensor(5, 4, 16)
-
-
-@pytest.mark.parametrize("module", [False, True], ids=["function", "nn.MultiheadAttention"])
-def test_compiled_inside_the_scope(module):
-    torch._dynamo.reset()
-    function, x = compiled_attention(module)
-    expected = step(function, x.detach().requires_grad_())
-    backend = Counting("aot")
-    with guard():
-        actual = step(torch.compile(function, backend=backend, fullgraph=True), x)
-    torch.testing.assert_close(actual, expected)
-    assert backend.counts[0] == 3
-
-
-def test_compiled_by_inductor_inside_the_scope():
-    torch._dynamo.reset()
-    with guard():
-        actual = step(torch.compile(attend, fullgraph=True))
-    torch.testing.assert_close(actual, step(attend))
-
-
-@pytest.mark.parametrize("module", [False, True], ids=["function", "nn.MultiheadAttention"])
-def test_compiled_code_follows_the_scope(module):
-    """Compiled outside, called inside, then outside again: dynamo guards on the open scopes."""
-    torch._dynamo.reset()
-    function, x = compiled_attention(module)
-    backend = Counting("aot")
-    compiled_function = torch.compile(function, backend=backend, fullgraph=True)
-    with torch.no_grad():
-        expected = function(x)
-        for scope in (contextlib.nullcontext(), guard(), contextlib.nullcontext()):
-            with scope:
-                torch.testing.assert_close(compiled_function(x), expected)
-    # On torch before 2.5 dynamo does not guard on them: what was compiled outside stays unsplit.
-    assert backend.counts == ([1, 3] if Release(2, 5) <= RUNNING_TORCH else [1])
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_programs_hold_the_chunks(strict):
-    class Attend(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(x, x, x)
-
-    x = query().detach()
-    with guard():
-        program = torch.export.export(Attend(), (x,), strict=strict)
-    assert attention_nodes(program) == 3
-    torch.testing.assert_close(program.module()(x), Attend()(x))
-
-
-@pytest.mark.parametrize("pre_dispatch", [False, True])
-def test_make_fx_graphs_hold_the_chunks(pre_dispatch):
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    x = query().detach()
-    with guard():
-        graph = make_fx(attend, pre_dispatch=pre_dispatch)(x)
-    assert attention_nodes(graph) == 3
-    torch.testing.assert_close(graph(x), attend(x))
-
-
 def table() -> list[str]:
     """The README's table of routes."""
-    rows = ["| attention called by | seen by `with SDPAGuard():` |", "|---|---|"]
-    for route in ROUTES:
-        seen = "yes" if route.split else f"no: {route.instead}"
-        rows.append(f"| {route.name} | {seen} |")
-    return rows + [f"| {name} | {seen} |" for name, seen in OTHER_ROUTES]
+    rows = [
+        "| attention called by | seen by `with SDPAGuard():` | seen by `enable()`, `SDPA_GUARD` |",
+        "|---|---|---|",
+    ]
+    others = (test_compiled, test_processes, test_distributed, test_libraries)
+    found = [route.row() for route in ROUTES] + OTHER_ROUTES
+    found += [row for module in others for row in module.ROUTES]
+    return rows + [f"| {' | '.join(row)} |" for row in found]

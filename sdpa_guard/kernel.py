@@ -1,0 +1,113 @@
+"""Our kernel for SDPA in torch's dispatcher, before torch's own: it sees what no mode sees."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+import torch
+
+from . import compiled, scope
+from .errors import SDPAGuardWarning
+from .reports import call_site
+from .reroute import reroute
+
+_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+Recorder = Callable[[tuple[Any, ...], dict[str, Any]], None]
+#: Told of every call that reaches torch while the kernel is open.
+recorders: list[Recorder] = []
+
+lock = threading.RLock()
+# A child forked while another thread holds the lock would wait for it forever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
+
+#: Our registration for each of torch's keys. None: somebody else holds the key.
+_registered: dict[str, Optional[torch.library.Library]] = {}
+#: How many need the kernel at each key.
+_users: collections.Counter[str] = collections.Counter()
+
+
+def open_kernel(device_types: tuple[str, ...]) -> None:
+    """Put the kernel before torch's own; pair every call with ``close_kernel``."""
+    with lock:
+        for key in _keys(device_types):
+            if key not in _registered:
+                _registered[key] = _register(key)
+            _users[key] += 1
+
+
+def close_kernel(device_types: tuple[str, ...]) -> None:
+    """Say that the kernel is no longer needed here."""
+    with lock:
+        _users.subtract(_keys(device_types))
+        remove_unused()
+
+
+def remove_unused() -> None:
+    """Give torch its own kernels back where nobody needs ours, if no other thread is running.
+
+    One could be about to enter it, and torch frees a kernel at once. It stays then until a later
+    call, and hands everything on.
+    """
+    with lock:
+        alone = threading.active_count() == 1
+        for key in [key for key in _registered if not _users[key]]:
+            library = _registered[key]
+            if library is None:
+                del _registered[key]
+            elif alone:
+                del _registered[key]
+                library._destroy()
+                _OPERATOR._dispatch_cache.clear()
+
+
+def _keys(device_types: tuple[str, ...]) -> Iterator[str]:
+    """torch's autograd key for each device type, and the plain one that inference mode uses."""
+    for device_type in device_types:
+        backend = "Meta" if device_type == "meta" else device_type.upper()
+        yield f"Autograd{backend}"
+        if device_type != "meta":  # torch allows no plain Meta kernel here
+            yield backend
+
+
+def _register(key: str) -> Optional[torch.library.Library]:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("scaled_dot_product_attention", _kernel, key)
+    except RuntimeError as refusal:
+        # torch to 2.9 lets nobody replace a Python kernel of somebody else's.
+        site = call_site()
+        message = (
+            f"another library has its own attention kernel for {key}, so sdpa_guard sees only "
+            f"direct calls there: none inside modules, recompute or backward. torch says: {refusal}"
+        )
+        warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
+        return None
+    # torch.compile dispatches by this cache, which no registration renews.
+    _OPERATOR._dispatch_cache.clear()
+    return library
+
+
+@compiled.eagerly
+def _kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    settings = scope.in_force()
+    if settings is None:
+        return _torch_kernel(*args, **kwargs)
+    return reroute(_torch_kernel, args, kwargs, settings)
+
+
+def _torch_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    for recorder in recorders:
+        recorder(args, kwargs)
+    # The composite kernel directly: calling the operator would lead back here.
+    result: torch.Tensor = _OPERATOR._op_dk(_COMPOSITE, *args, **kwargs)
+    return result

@@ -1,0 +1,221 @@
+"""Other processes: what they inherit, ``SDPA_GUARD``, and the program's start and end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sdpa_guard.release import RUNNING_TORCH, Release
+
+#: Rows of the README's table: the name, what the scoped guard sees, what the process-wide one sees.
+ROUTES = [
+    ("a forked process", "yes", "yes"),
+    (
+        "a spawned process",
+        "no: open the guard in its function",
+        "with `SDPA_GUARD` or `run` yes; after `enable()` no: call it there as well",
+    ),
+]
+
+AUTOLOADS = Release(2, 5) <= RUNNING_TORCH
+needs_autoload = pytest.mark.skipif(
+    not AUTOLOADS, reason="torch before 2.5 needs `sdpa-guard autoload`, which changes the install"
+)
+
+
+def python(*arguments: str, guard: str | None = None, **variables: str) -> tuple[str, str]:
+    """What a program prints on both streams; it has to succeed."""
+    environment = {name: value for name, value in os.environ.items() if name != "SDPA_GUARD"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", **variables}
+    if guard is not None:
+        environment["SDPA_GUARD"] = guard
+    result = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip(), result.stderr.strip()
+
+
+CHILDREN = """
+import sys, torch, torch.multiprocessing
+from route import process_wide, scoped
+
+def attend(results):
+    module = sys.modules.get("sdpa_guard.scope")
+    settings = module and module.in_force()
+    x = torch.ones(5, 2, 4, 8)
+    torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    results.put(settings.report.split if settings else None)
+
+if __name__ == "__main__":
+    method, door = sys.argv[1:]
+    context = torch.multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    with {"scoped": scoped, "process_wide": process_wide}[door]():
+        child = context.Process(target=attend, args=(results,))
+        child.start()
+        child.join()
+    print(results.get())
+"""
+
+
+@pytest.mark.parametrize("door", ["scoped", "process_wide"])
+def test_a_forked_process_is_guarded_as_its_parent(tmp_path, door):
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN)
+    assert python(str(script), "fork", door)[0] == "1"
+
+
+@pytest.mark.parametrize("door", ["scoped", "process_wide"])
+def test_a_spawned_process_is_not(tmp_path, door):
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN)
+    assert python(str(script), "spawn", door)[0] == "None"
+
+
+def test_a_fork_while_other_threads_attend_does_not_wait_forever():
+    code = """
+    import os, threading, torch
+    from route import process_wide
+    torch.set_num_threads(1)
+
+    def attend():
+        x = torch.ones(5, 2, 4, 8)
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    with process_wide():
+        running = True
+        def work():
+            while running:
+                attend()
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                attend()
+                os._exit(0)
+            os.waitpid(child, 0)
+        running = False
+        for thread in threads:
+            thread.join()
+    print("done")
+    """
+    assert python("-c", textwrap.dedent(code))[0] == "done"
+
+
+def test_attention_at_the_end_of_the_process():
+    code = """
+    import atexit, torch, sdpa_guard
+    from route import DEVICE_TYPES, LOWERED
+
+    def attend():
+        x = torch.ones(5, 2, 4, 8)
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        print(sdpa_guard.report().split)
+
+    atexit.register(attend)
+    sdpa_guard.enable(limits=LOWERED, device_types=DEVICE_TYPES)
+    attend()
+    """
+    assert python("-c", textwrap.dedent(code)) == ("1\n2", "")
+
+
+# --- SDPA_GUARD ---------------------------------------------------------------------------------
+
+POLICY = """
+import torch, sys
+guard = sys.modules.get("sdpa_guard")
+print(guard and guard.scope.process_wide and guard.scope.process_wide.policy)
+"""
+
+
+@needs_autoload
+@pytest.mark.parametrize(
+    ("value", "policy"),
+    [("1", "split"), ("on", "split"), (" Split ", "split"), ("warn", "warn"), ("raise", "raise")],
+)
+def test_the_variable_guards_a_program_that_never_imports_the_package(value, policy):
+    assert python("-c", POLICY, guard=value) == (policy, "")
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "off"])
+def test_without_the_variable_nothing_is_imported(value):
+    assert python("-c", POLICY, guard=value) == ("None", "")
+
+
+@needs_autoload
+def test_another_value_is_said_to_be_wrong_and_the_program_runs():
+    out, err = python("-c", POLICY, guard="splti")
+    assert out == "None"
+    assert err == (
+        "sdpa_guard: error: SDPA_GUARD must be one of 0, off, 1, on, split, warn, raise, "
+        "not 'splti'; nothing is guarded"
+    )
+
+
+@needs_autoload
+@pytest.mark.parametrize("module", ["sdpa_guard", "sdpa_guard.call", "sdpa_guard.testing"])
+def test_a_program_may_import_the_package_before_torch(module):
+    code = f"import {module}, sdpa_guard; print(sdpa_guard.is_enabled())"
+    assert python("-c", code, guard="1") == ("True", "")
+
+
+@needs_autoload
+def test_a_fault_at_the_start_is_said_and_the_program_runs(tmp_path):
+    (tmp_path / "packaging").mkdir()
+    (tmp_path / "packaging" / "__init__.py").write_text("raise RuntimeError('broken')")
+    code = "import torch; print(torch.ones(2).sum().item())"
+    out, err = python("-c", code, guard="1", PYTHONPATH=str(tmp_path))
+    assert out == "2.0"
+    assert err.startswith("sdpa_guard: error: SDPA_GUARD=1 could not be followed")
+    assert "broken" in err
+
+
+WORKERS = """
+import sys, torch
+from torch.utils.data import DataLoader
+
+class Guarded(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        guard = sys.modules.get("sdpa_guard")
+        return bool(guard and guard.is_enabled())
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        loader = DataLoader(Guarded(), num_workers=1, multiprocessing_context=method)
+        print(next(iter(loader)).item())
+"""
+
+
+@needs_autoload
+def test_forked_and_spawned_workers_follow_the_variable(tmp_path):
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    assert python(str(script), guard="1")[0] == "True\nTrue"
+    assert python(str(script))[0] == "False\nFalse"
+
+
+def test_the_line_for_older_torch_waits_for_torch(tmp_path):
+    """What `sdpa-guard autoload` puts into a .pth file, in a folder that is searched for them."""
+    from sdpa_guard_autoload import PTH_LINE
+
+    (tmp_path / "sdpa_guard_autoload.pth").write_text(PTH_LINE + "\n")
+    code = f"""
+    import site, sys
+    site.addsitedir({str(tmp_path)!r})
+    print("torch" in sys.modules, "sdpa_guard_autoload" in sys.modules)
+    {POLICY}
+    """
+    code = "\n".join(line.strip() for line in code.splitlines())
+    outside = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # newer torch as an older one
+    assert python("-c", code, guard="warn", **outside) == ("False True\nwarn", "")
+    assert python("-c", code, **outside) == ("False False\nNone", "")

@@ -1,0 +1,200 @@
+"""``sdpa-guard run``: as ``python`` would run it, guarded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys, torch, sdpa_guard
+from route import DEVICE_TYPES, LOWERED
+
+def attend():
+    x = torch.ones(5, 2, 4, 8)
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+policy = sdpa_guard.scope.process_wide.policy
+print(policy, sys.argv[1:])
+sdpa_guard.enable(policy, limits=LOWERED, device_types=DEVICE_TYPES)
+attend()
+"""
+
+
+def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "SDPA_GUARD"}
+    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    return subprocess.run(
+        [sys.executable, *command],
+        env=environment | options.pop("env", {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def guarded(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return run("-m", "sdpa_guard", "run", *arguments, **options)
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(PROGRAM)
+
+
+def test_the_program_is_guarded_and_the_report_comes_last(program):
+    result = guarded("program.py", "--policy", "hers", "-m")
+    assert result.stdout == "split ['--policy', 'hers', '-m']\n"
+    assert result.stderr.startswith("sdpa_guard: 1 attention calls, 1 split into 3 chunks")
+    assert "program.py:7" in result.stderr
+
+
+def test_the_console_script_does_the_same(program):
+    script = Path(sys.executable).with_name("sdpa-guard")
+    result = subprocess.run(
+        [script, "run", "program.py"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert "1 split into 3 chunks" in result.stderr
+
+
+def test_the_policy_is_the_programs(program):
+    result = guarded("--policy", "raise", "program.py")
+    assert result.returncode == 1
+    assert "OversizedCallError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "file"), [({}, "report.json"), ({"RANK": "3"}, "report.rank3.json")]
+)
+def test_the_report_as_json(program, variables, file):
+    result = guarded("--report", "report.json", "program.py", env=variables)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(Path(file).read_text())["split"] == 1
+
+
+def test_the_report_as_json_on_standard_output(program):
+    result = guarded("--report", "-", "program.py")
+    assert json.loads(result.stdout.splitlines()[-1])["chunks"] == 3
+    assert result.stderr == ""
+
+
+INSPECTED = """
+import os, sys
+main = sys.modules["__main__"]
+print(__name__, __file__, __package__, __spec__ and __spec__.name, sys.argv, sys.path[0])
+print(main.__dict__ is globals(), type(__loader__).__name__, __builtins__ is not None)
+print(sorted(name for name in globals() if name not in ("os", "sys", "main", "__annotations__")))
+"""
+
+
+@pytest.mark.parametrize("way", ["a file", "a linked file", "a folder", "a module", "a package"])
+def test_the_program_finds_itself_as_python_would_leave_it(tmp_path, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("package")
+    folder.mkdir()
+    for file in (Path("file.py"), folder / "__main__.py", folder / "__init__.py"):
+        file.write_text(INSPECTED if file.name != "__init__.py" else "")
+    Path("elsewhere").mkdir()
+    Path("elsewhere/link.py").symlink_to("../file.py")
+    command = {
+        "a file": ["file.py", "-x", "1"],
+        "a linked file": ["elsewhere/link.py", "1"],
+        "a folder": ["package", "1"],
+        "a module": ["-m", "file", "1"],
+        "a package": ["-m", "package", "-m"],
+    }[way]
+    expected, actual = run(*command), guarded(*command)
+    assert expected.stdout
+    assert actual.stdout == expected.stdout
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "raise ValueError('no')",
+        "def f(): 1 / 0\nf()",
+        "raise SystemExit(7)",
+        "raise SystemExit('why')",
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)",
+        "x = (",
+        "import nowhere",
+        "import sys\nsys.excepthook = lambda *a: print('hook', a[0])\n1 / 0",
+        "import atexit\natexit.register(print, 'bye')\nraise KeyError",
+    ],
+)
+def test_the_program_ends_as_python_would_end_it(tmp_path, monkeypatch, ending):
+    monkeypatch.chdir(tmp_path)
+    Path("ending.py").write_text(ending)
+    expected, actual = run("ending.py"), guarded("--report", "report.json", "ending.py")
+    assert actual.returncode == expected.returncode
+    assert actual.stdout == expected.stdout
+    assert actual.stderr == expected.stderr
+    assert json.loads(Path("report.json").read_text())["calls"] == 0
+
+
+def test_a_missing_module_is_what_python_says(tmp_path):
+    expected, actual = run("-m", "nowhere"), guarded("--report", "-", "-m", "nowhere")
+    assert (actual.returncode, actual.stderr) == (expected.returncode, expected.stderr)
+
+
+def test_ctrl_c_is_the_signals(program):
+    Path("program.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
+    assert guarded("program.py").returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "argument SCRIPT: no such file: 'nowhere.py'"),
+        (["--policy", "slice", "x.py"], "argument --policy: invalid choice: 'slice'"),
+        (["--report", "no/where.json", "program.py"], "argument --report: cannot write a file at"),
+        (["--report", ".", "program.py"], "argument --report: cannot write a file at '.'"),
+        ([], "the following arguments are required"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_status_2(program, arguments, message):
+    result = guarded(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"sdpa-guard run: error: {message}")
+
+
+def test_processes_that_the_program_spawns_inherit_the_guard(program):
+    Path("program.py").write_text("import os; print(os.environ['SDPA_GUARD'])")
+    assert guarded("--policy", "warn", "program.py").stdout == "warn\n"
+
+
+@pytest.mark.parametrize("folder_exists", [True, False])
+def test_autoload_writes_and_removes_one_line(tmp_path, folder_exists):
+    """In an environment of its own, as the command changes the one it runs in."""
+    from sdpa_guard_autoload import PTH_LINE
+
+    purelib = tmp_path / "purelib"
+    if folder_exists:
+        purelib.mkdir()
+    code = (
+        "import sys, sysconfig; from pathlib import Path; from sdpa_guard import cli;"
+        f"sysconfig.get_path = lambda name: {str(purelib)!r};"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    result = run("-c", code, "autoload")
+    file = purelib / "sdpa_guard_autoload.pth"
+    if not folder_exists:
+        assert (result.returncode, file.exists()) == (1, False)
+        assert len(result.stderr.splitlines()) == 1
+        return
+    assert file.read_text() == PTH_LINE + "\n"
+    for _ in range(2):
+        assert run("-c", code, "autoload", "--remove").returncode == 0
+        assert not file.exists()
