@@ -64,6 +64,7 @@ class SDPAGuard(TorchFunctionMode):
         """What this guard saw and split so far."""
         return self._settings.report
 
+    @compiled.eagerly
     def __enter__(self) -> SDPAGuard:
         open_kernel(self._settings.device_types)
         scope.push(self._settings)
@@ -71,6 +72,7 @@ class SDPAGuard(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
+    @compiled.eagerly
     def __exit__(self, *exc_info: Any) -> None:
         super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
         scope.pop()

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import sdpa_guard
 from sdpa_guard import Limit, SDPAGuard, backends, check
 from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, bind
 from sdpa_guard.release import RUNNING_TORCH, Release
@@ -134,6 +135,17 @@ def test_a_failing_shape_passes_guarded(shape):
     result = step_in_a_process("guarded", "flash", shape)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) == (len(plan) if plan else 0)
+
+
+@each_failing_shape
+def test_a_failing_shape_passes_where_the_process_is_guarded(shape):
+    needs_memory_for_a_whole_step(shape)
+    code = f"import sdpa_guard\nsdpa_guard.enable()\n{STEP}\nprint(sdpa_guard.report().chunks)"
+    command = [sys.executable, "-c", code, "unguarded", BACKENDS["flash"].name, *map(str, shape)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    plan = check(*shape, backends=["flash"]).plan
+    assert result.stdout.split() == ["0", str(len(plan) if plan else 0)]
 
 
 @each_failing_shape
@@ -479,6 +491,47 @@ def test_recompute_is_split_in_the_backwards_own_threads(reentrant):
     for actual, expected in zip(gradients(guard), gradients(contextlib.nullcontext())):
         assert_close(actual, expected)
     assert (guard.report.calls, guard.report.split, guard.report.chunks) == (2, 2, 4)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_process_wide_guard_splits_the_recompute(reentrant):
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(*tensors).sin()
+
+    def gradients() -> list[torch.Tensor]:
+        tensors = inputs(8, 4, 128, 64)
+        with only("flash"):
+            out = checkpoint(attend, *tensors, use_reentrant=reentrant)
+            out.sum().backward()
+        return [tensor.grad for tensor in tensors]
+
+    expected = gradients()
+    sdpa_guard.enable(limits=lowest("flash", BATCH, 4))
+    try:
+        actual = gradients()
+    finally:
+        sdpa_guard.disable()
+    for one, other in zip(actual, expected):
+        assert_close(one, other)
+    assert (sdpa_guard.report().calls, sdpa_guard.report().chunks) == (2, 4)
+
+
+def test_the_native_path_of_attention_modules_is_guarded_where_it_calls_attention():
+    module = torch.nn.MultiheadAttention(256, 4, batch_first=True).to(DEVICE, torch.bfloat16).eval()
+    x = randn(8, 128, 256, requires_grad=False)
+
+    def attend() -> torch.Tensor:
+        with torch.inference_mode():
+            return module(x, x, x, need_weights=False)[0]
+
+    expected = attend()
+    sdpa_guard.enable(limits=lowest("flash", BATCH, 4))
+    try:
+        actual = attend()
+    finally:
+        sdpa_guard.disable()
+    assert_close(actual, expected)
+    assert (sdpa_guard.report().calls, sdpa_guard.report().chunks) == (1, 2)
 
 
 # --- The example --------------------------------------------------------------------------------

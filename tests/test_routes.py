@@ -463,9 +463,14 @@ OTHER_ROUTES = [
         "yes",
     ),
     (
-        "nested and jagged tensors, `CausalBias`, `flex_attention`, tensor subclasses, `torch.fx`",
+        "nested and jagged tensors, `flex_attention`, tensor subclasses, `torch.fx`",
         "passed through untouched",  # test_passthrough.py
         "passed through untouched",
+    ),
+    (
+        "`CausalBias` masks",
+        "passed through untouched",
+        "yes, by the mask that torch makes of it",
     ),
 ]
 
