@@ -26,10 +26,23 @@ POLICIES = {
     "warn": "warn",
     "raise": "raise",
 }
-#: The line that a ``.pth`` file needs for torch before 2.5.
+#: For torch before 2.5: a file that Python reads as it starts, and its line.
+PTH_FILE = "sdpa_guard_autoload.pth"
 PTH_LINE = (
     f'import os; os.environ.get("{VARIABLE}") and __import__("{__name__}").activate_after_torch()'
 )
+
+
+def policy(value: Optional[str]) -> Optional[str]:
+    """The policy that a value of the variable asks for, or None for no guard.
+
+    Raises ValueError, naming what is allowed.
+    """
+    try:
+        return POLICIES[(value or "").strip().lower()]
+    except KeyError:
+        allowed = ", ".join(name for name in POLICIES if name)
+        raise ValueError(f"{VARIABLE} must be one of {allowed}, not {value!r}") from None
 
 
 def activate() -> None:
@@ -37,17 +50,16 @@ def activate() -> None:
 
     Never raises: whatever goes wrong is said on stderr, and the program runs as without a guard.
     """
-    value = os.environ.get(VARIABLE, "").strip().lower()
     try:
-        if value not in POLICIES:
-            allowed = ", ".join(name for name in POLICIES if name)
-            _say(f"error: {VARIABLE} must be one of {allowed}, not {value!r}; nothing is guarded")
-        elif (policy := POLICIES[value]) is not None:
+        asked = policy(os.environ.get(VARIABLE))
+        if asked is not None:
             from sdpa_guard.dispatcher import enable
 
-            enable(policy)
+            enable(asked)
+    except ValueError as wrong:
+        _say(str(wrong))
     except Exception as fault:
-        _say(f"error: {VARIABLE}={value} could not be followed, nothing is guarded: {fault!r}")
+        _say(f"{VARIABLE} could not be followed: {fault!r}")
 
 
 def activate_after_torch() -> None:
@@ -76,6 +88,6 @@ class _WaitForTorch:
         return spec
 
 
-def _say(message: str) -> None:
+def _say(reason: str) -> None:
     with contextlib.suppress(Exception):
-        print(f"sdpa_guard: {message}", file=sys.stderr)
+        print(f"sdpa_guard: error: {reason}; nothing is guarded", file=sys.stderr)

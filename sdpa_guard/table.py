@@ -1,4 +1,4 @@
-"""Plain text tables that fit a terminal."""
+"""Tables: plain text that fits a terminal, and Markdown."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = WI
         if number == 0:
             lines.append("  ".join("-" * size for size in widths))
     return "\n".join(lines)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -13,7 +13,8 @@ import torch
 from .backends import BACKENDS
 from .call import Call, contiguous, padded_mask_row
 from .errors import check_names
-from .judge import Finding, examine, remedy
+from .judge import Finding, examine, exceeded, remedy
+from .limit import Limit
 from .limits import LIMITS
 from .plan import Plan
 from .release import RUNNING_TORCH, Release, parse_release
@@ -34,6 +35,8 @@ class Verdict:
     findings: tuple[Finding, ...]
     #: How the guard would split the call; None when it fits, or when nothing cures it.
     plan: Optional[Plan]
+    #: The limits of the backends that were asked about.
+    judged: tuple[Limit, ...] = dataclasses.field(repr=False)
 
     @property
     def ok(self) -> bool:
@@ -155,11 +158,26 @@ def check(
         mask_row_stride=padded_mask_row(seq_k) if mask and seq_q > 1 else (0 if mask else None),
         mask_requires_grad=mask_requires_grad,
     )
-    judged = [limit for limit in LIMITS if limit.backend in backends]
-
+    judged = tuple(limit for limit in LIMITS if limit.backend in backends)
     findings = sorted(examine(call, judged, release), key=lambda f: -f.ratio)
     plan = remedy(call, judged, release) if any(f.over for f in findings) else None
-    return Verdict(call, release, tuple(findings), plan)
+    return Verdict(call, release, tuple(findings), plan, judged)
+
+
+def largest_batch(verdict: Verdict) -> Optional[int]:
+    """The largest batch with which the call fits as it is; None where none does, or any."""
+
+    def fits(batch: int) -> bool:
+        call = dataclasses.replace(verdict.call, batch=batch)
+        return not exceeded(call, verdict.judged, verdict.release)
+
+    if not fits(1) or fits(MOST):
+        return None
+    fitting, beyond = 1, MOST
+    while beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
+    return fitting
 
 
 def _size(name: str, size: object) -> int:
