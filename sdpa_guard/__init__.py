@@ -10,6 +10,7 @@ from .judge import Finding
 from .limit import Limit
 from .limits import LIMITS
 from .plan import Plan
+from .rehearsal import RehearsalError, rehearse
 from .reports import Report
 from .verdict import Verdict, check
 
@@ -21,6 +22,7 @@ __all__ = [
     "Limit",
     "OversizedCallError",
     "Plan",
+    "RehearsalError",
     "Report",
     "SDPAGuard",
     "SDPAGuardError",
@@ -30,5 +32,6 @@ __all__ = [
     "disable",
     "enable",
     "is_enabled",
+    "rehearse",
     "report",
 ]

@@ -6,17 +6,27 @@ Code compiled under other settings is compiled anew, not found again, and our ow
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from types import CodeType
+import threading
+import warnings
+from types import CodeType, FrameType
 from typing import Any, Callable, Optional, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
 
+from .errors import SDPAGuardWarning
+from .reports import call_site
 from .settings import Settings
 
 _Result = TypeVar("_Result")
 
+#: Whoever compiles, or calls compiled code, has a frame of one of these on its stack.
+_COMPILERS_FILES = frozenset(
+    os.path.join(os.path.dirname(torch.__file__), "_dynamo", name)
+    for name in ("eval_frame.py", "convert_frame.py")
+)
 _MARK = " sdpa_guard:"
 _CONFIG: Any = getattr(torch.compiler, "config", None)
 
@@ -41,9 +51,32 @@ def key_all_caches(settings: Optional[Settings]) -> None:
 
 
 def forget() -> None:
-    """Let go of the code that this process has compiled so far."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+    """Let go of the code that this process has compiled so far.
+
+    Not while another thread is in it, which torch does not bear; that is said in a warning.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return
+    if _other_threads_compile_or_run_compiled():
+        site = call_site()
+        message = (
+            "another thread is compiling or in compiled code, so what torch compiled before stays "
+            "as it is: enable and disable sdpa_guard before, or call torch.compiler.reset() later"
+        )
+        warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
+        return
+    torch.compiler.reset()
+
+
+def _other_threads_compile_or_run_compiled() -> bool:
+    ours = threading.get_ident()
+    for thread, innermost in sys._current_frames().items():
+        frame: Optional[FrameType] = innermost
+        while frame is not None and thread != ours:
+            if frame.f_code.co_filename in _COMPILERS_FILES:
+                return True
+            frame = frame.f_back
+    return False
 
 
 def eagerly(function: Callable[..., _Result]) -> Callable[..., _Result]:

@@ -76,3 +76,47 @@ def largest_stride(call: Call) -> int:
 def heads_as_rows(call: Call) -> int:
     wrong = call.seq_q == 1 and call.expanded_kv and not call.needs_backward
     return call.heads if wrong else 0
+
+
+def flash_last_entry(call: Call) -> int:
+    return (call.batch - 1) * flash_workspace_entry(call)
+
+
+def nothing(call: Call) -> int:
+    return 0
+
+
+def batch(call: Call) -> int:
+    return call.batch
+
+
+def row_sums(call: Call) -> int:
+    return call.batch * call.heads * call.seq_q
+
+
+def padded_row_sums(call: Call) -> int:
+    return call.batch * call.heads * round_up(call.seq_q, 128)
+
+
+def batch_with_dropout(call: Call) -> int:
+    return call.batch if call.dropout_p else 0
+
+
+def batch_with_mask_gradient(call: Call) -> int:
+    return call.batch if call.mask_requires_grad else 0
+
+
+def heads(call: Call) -> int:
+    return call.heads
+
+
+def mask_rows(call: Call) -> int:
+    return call.seq_q * (call.mask_row_stride or 0)
+
+
+def dropout_rows(call: Call) -> int:
+    return call.seq_q * call.seq_k if call.dropout_p else 0
+
+
+def larger_grid_axis(call: Call) -> int:
+    return max(call.batch, call.heads)

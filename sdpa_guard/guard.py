@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
@@ -66,18 +67,25 @@ class SDPAGuard(TorchFunctionMode):
 
     @compiled.eagerly
     def __enter__(self) -> SDPAGuard:
-        open_kernel(self._settings.device_types)
-        scope.push(self._settings)
-        compiled.key_caches(self._settings)
         super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            open_kernel(self._settings.device_types)
+            scope.enter(self._settings)
+            compiled.key_caches(self._settings)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     @compiled.eagerly
     def __exit__(self, *exc_info: Any) -> None:
-        super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
-        scope.pop()
-        compiled.key_caches(scope.in_force())
-        close_kernel(self._settings.device_types)
+        try:
+            super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
+        finally:
+            # Also where the scope is left in another thread than it was entered in.
+            scope.leave(self._settings)
+            compiled.key_caches(scope.in_force())
+            close_kernel(self._settings.device_types)
 
     def __torch_function__(
         self,
@@ -114,12 +122,17 @@ def _attend(func: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     settings = scope.in_force()
     if settings is None or _kernel_sees_more(args, kwargs):
         return func(*args, **kwargs)
-    # Judged once: our own kernel and an outer guard leave what the call does on its way.
-    scope.push(None)
-    try:
-        return reroute(func, args, kwargs, settings)
-    finally:
-        scope.pop()
+
+    def judged(*args: Any, **kwargs: Any) -> torch.Tensor:
+        # Judged once: an outer guard and our own kernel hand it on.
+        outer = scope.current()
+        try:
+            scope.put(scope.Scope(None, outer))
+            return func(*args, **kwargs)
+        finally:
+            scope.put(outer)
+
+    return reroute(judged, args, kwargs, settings, unjudged=func)
 
 
 def _is_hidden(token: str) -> bool:

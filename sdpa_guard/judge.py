@@ -33,6 +33,11 @@ class Finding:
     def over(self) -> bool:
         return self.counted > self.bound
 
+    @property
+    def share(self) -> str:
+        """In words: "F1 100.1%"."""
+        return f"{self.limit.id} {self.ratio:.1%}"
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -53,6 +58,11 @@ def examine(call: Call, limits: Iterable[Limit], release: Optional[Release]) -> 
     return tuple(
         Finding(limit, limit.counted(call)) for limit in limits if _applies(limit, call, release)
     )
+
+
+def fullest(findings: Iterable[Finding]) -> Optional[Finding]:
+    """The one that uses most of its bound."""
+    return max(findings, key=lambda finding: finding.ratio, default=None)
 
 
 def exceeded(call: Call, limits: Iterable[Limit], release: Optional[Release]) -> list[Finding]:

@@ -99,10 +99,18 @@ def _register(key: str) -> Optional[torch.library.Library]:
 
 @compiled.eagerly
 def _kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-    settings = scope.in_force()
-    if settings is None:
+    innermost = scope.current()
+    settings = scope.process_wide if innermost is None else innermost.settings
+    if settings is not None:
+        return reroute(_torch_kernel, args, kwargs, settings)
+    if innermost is None:
         return _torch_kernel(*args, **kwargs)
-    return reroute(_torch_kernel, args, kwargs, settings)
+    # This one was judged; what it calls on its way, in hooks or for a subclass, was not.
+    try:
+        scope.put(innermost.outer)
+        return _torch_kernel(*args, **kwargs)
+    finally:
+        scope.put(innermost)
 
 
 def _torch_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:

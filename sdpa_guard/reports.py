@@ -67,12 +67,16 @@ def call_site() -> Site:
 class _Line:
     """One shape at one call site, and how often it came."""
 
-    plan: Optional[Plan]
+    #: The limit that the call uses most of; None where it meets none.
+    fullest: Optional[Finding]
+    plan: Optional[Plan] = None
     #: The plan was run; else the call was left as it was, or refused.
-    split: bool
+    split: bool = False
     calls: int = 0
 
     def __str__(self) -> str:
+        if self.fullest is None or not self.fullest.over:
+            return "fits"
         if self.plan is None:
             return "unsplittable"
         return str(self.plan) if self.split else f"left; {self.plan} would fit"
@@ -82,6 +86,8 @@ class Report:
     """Counts of one guard, over all its scopes. Read it at any time; ``print`` it for a table."""
 
     def __init__(self) -> None:
+        #: List the calls that are inside every bound, too.
+        self.lists_every_call = False
         #: Attention calls on the devices that the guard judges.
         self.calls = 0
         #: Those that were split.
@@ -90,8 +96,14 @@ class Report:
         self.chunks = 0
         #: Those over a limit that no plan cures; they were left as they are.
         self.unsplittable = 0
+        self._over = 0
         self._ratios: dict[str, float] = {}
         self._sites: dict[tuple[Site, Call], _Line] = {}
+
+    @property
+    def fits(self) -> bool:
+        """Whether no call was over a limit."""
+        return self._over == 0
 
     def saw(self) -> None:
         """Count one judged call."""
@@ -105,22 +117,29 @@ class Report:
                 known = self._ratios.get(finding.limit.id, 0.0)
                 self._ratios[finding.limit.id] = max(known, finding.ratio)
 
-    def split_up(self, site: Site, call: Call, plan: Plan) -> None:
+    def inside(self, site: Site, call: Call, fullest: Optional[Finding]) -> None:
+        """List a call that is inside every bound; it is counted already."""
+        with _lock:
+            self._list(site, call, _Line(fullest))
+
+    def split_up(self, site: Site, call: Call, fullest: Finding, plan: Plan) -> None:
         """Count a call that is about to be split."""
         with _lock:
-            self._count(site, call, _Line(plan, split=True))
+            self._list(site, call, _Line(fullest, plan, split=True))
             self.split += 1
+            self._over += 1
 
     def chunk(self) -> None:
         """Count one of the calls that reach torch in its place."""
         with _lock:
             self.chunks += 1
 
-    def left(self, site: Site, call: Call, plan: Optional[Plan]) -> None:
+    def left(self, site: Site, call: Call, fullest: Finding, plan: Optional[Plan]) -> None:
         """Count a call that is over a limit and was left as it is, or refused."""
         with _lock:
-            self._count(site, call, _Line(plan, split=False))
+            self._list(site, call, _Line(fullest, plan))
             self.unsplittable += plan is None
+            self._over += 1
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: the counts, the largest ratio per limit, and a list of call sites."""
@@ -137,6 +156,7 @@ class Report:
                         "line": site.lineno,
                         "shape": str(call),
                         "calls": line.calls,
+                        "fullest": line.fullest and line.fullest.as_dict(),
                         "split": line.split,
                         "plan": line.plan and line.plan.as_dict(),
                     }
@@ -156,6 +176,7 @@ class Report:
                 (
                     str(line.calls),
                     str(call),
+                    line.fullest.share if line.fullest else "",
                     str(line),
                     f"{os.path.basename(site.filename)}:{site.lineno}",
                 )
@@ -165,10 +186,10 @@ class Report:
         if ratios:
             tables.append(render(("limit", "largest use"), ratios))
         if sites:
-            tables.append(render(("calls", "shape", "plan", "where"), sites))
+            tables.append(render(("calls", "shape", "fullest limit", "plan", "where"), sites))
         return "\n\n".join(tables)
 
-    def _count(self, site: Site, call: Call, line: _Line) -> None:
+    def _list(self, site: Site, call: Call, line: _Line) -> None:
         # A run with ever new shapes must not fill the memory; its later ones are not listed.
         if (site, call) in self._sites or len(self._sites) < _MOST_LINES:
             self._sites.setdefault((site, call), line).calls += 1

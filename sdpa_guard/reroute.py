@@ -11,10 +11,10 @@ from . import backends, chunked
 from .call import Arguments, Call, bind, is_compiling, is_fake, read
 from .chunked import TorchCall
 from .errors import OversizedCallError, SDPAGuardWarning
-from .judge import Finding, exceeded, remedy
+from .judge import Finding, exceeded, fullest, remedy
 from .plan import Plan
 from .release import RUNNING_TORCH, Release
-from .reports import Site, call_site
+from .reports import call_site
 from .settings import Settings
 
 _log = logging.getLogger("sdpa_guard")
@@ -25,32 +25,45 @@ class Split(NamedTuple):
 
     plan: Plan
     arguments: Arguments
-    call: Call
-    #: None while torch.compile traces, where nothing is counted.
-    site: Optional[Site]
+
+
+class _NotPlainError(Exception):
+    """The call is none that the guard judges."""
 
 
 def reroute(
-    torch_call: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+    torch_call: TorchCall,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    unjudged: Optional[TorchCall] = None,
 ) -> torch.Tensor:
-    """Make the call as the settings want it: as it came, or in the chunks of a plan."""
-    arguments = _bound(args, kwargs)
-    decided = None
-    if arguments is not None:
-        decide = _trace if is_compiling(arguments.query) else _decide_safely
-        decided = decide(arguments, settings)
-    if decided is None:
-        return torch_call(*args, **kwargs)
-    plan, arguments, call, site = decided
-    if site is None:
-        return chunked.run(plan, torch_call, arguments)
+    """Make the call as the settings want it: as it came, or in the chunks of a plan.
 
-    def torch_call_counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+    ``unjudged`` makes a call that is none that the guard judges; ``torch_call`` unless given.
+    """
+    arguments = _bound(args, kwargs)
+    if arguments is None:
+        return (unjudged or torch_call)(*args, **kwargs)
+    if is_compiling(arguments.query):
+        split = _trace(arguments, settings)
+    else:
+        try:
+            split = _decide_safely(arguments, settings)
+        except _NotPlainError:
+            return (unjudged or torch_call)(*args, **kwargs)
+        torch_call = _counted(torch_call, settings) if split else torch_call
+    if split is None:
+        return torch_call(*args, **kwargs)
+    return chunked.run(split.plan, torch_call, split.arguments)
+
+
+def _counted(torch_call: TorchCall, settings: Settings) -> TorchCall:
+    def count(*args: Any, **kwargs: Any) -> torch.Tensor:
         settings.report.chunk()
         return torch_call(*args, **kwargs)
 
-    settings.report.split_up(site, call, plan)
-    return chunked.run(plan, torch_call_counted, arguments)
+    return count
 
 
 def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]:
@@ -75,14 +88,14 @@ def _trace(arguments: Arguments, settings: Settings) -> Optional[Split]:
     plan = remedy(call, limits, release)
     if settings.policy == "raise":
         raise OversizedCallError(_message(call, beyond, plan, release))
-    return None if plan is None else Split(plan, arguments, call, site=None)
+    return None if plan is None else Split(plan, arguments)
 
 
 def _decide_safely(arguments: Arguments, settings: Settings) -> Optional[Split]:
     """The decision; a fault of the guard's own leaves the call as it is, with one warning."""
     try:
         return _decide(arguments, settings)
-    except (OversizedCallError, SDPAGuardWarning):
+    except (OversizedCallError, SDPAGuardWarning, _NotPlainError):
         raise
     except Exception as fault:
         _log.debug("fault while judging a call", exc_info=True)
@@ -97,18 +110,21 @@ def _decide_safely(arguments: Arguments, settings: Settings) -> Optional[Split]:
 def _decide(arguments: Arguments, settings: Settings) -> Optional[Split]:
     call = read(arguments, settings.device_types)
     if call is None:
-        return None
+        raise _NotPlainError
     settings.report.saw()
     # A call on real tensors in plain eager mode is the only one that torch itself can speak of.
     real = call.device_type == "cuda" and not is_fake(arguments.query)
     asks = real and call.lanes == 1
     release = _release(call, settings, real)
     beyond = settings.beyond(call, release)
-    if not beyond:
+    if not beyond and not settings.report.lists_every_call:
         return None
     taken = _taken_by(arguments, settings) if asks else backends.enabled()
     beyond = [f for f in beyond if f.limit.backend in taken]
     if not beyond:
+        if settings.report.lists_every_call:
+            found = [f for f in settings.examined(call, release) if f.limit.backend in taken]
+            settings.report.inside(call_site(), call, fullest(found))
         return None
     call = call.with_numbers()
     plan = settings.plan(call, release, taken)
@@ -132,11 +148,12 @@ def _act(
     settings: Settings,
 ) -> Optional[Split]:
     """What the policy says of a call that is over a limit."""
-    site = call_site()
+    site, worst = call_site(), max(beyond, key=lambda finding: finding.ratio)
     if settings.policy == "split" and plan is not None:
         _log.info("%s: %s: %s", site, call, plan)
-        return Split(plan, arguments, call, site)
-    settings.report.left(site, call, plan)
+        settings.report.split_up(site, call, worst, plan)
+        return Split(plan, arguments)
+    settings.report.left(site, call, worst, plan)
     message = f"{site}: {_message(call, beyond, plan, release)}"
     if settings.policy == "raise":
         raise OversizedCallError(message)

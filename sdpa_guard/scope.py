@@ -6,8 +6,13 @@ Python's thread-local and context variables do not reach a backward on CUDA.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
+import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
@@ -52,33 +57,55 @@ def all_open() -> Iterator[Settings]:
         innermost = innermost.outer
 
 
-def push(settings: Optional[Settings]) -> None:
-    """Put settings in force on this thread; None while a judged call runs, to judge it once."""
-    _stash(Scope(settings, current()))
-
-
-def pop() -> None:
-    """Put those in force again that the innermost scope hides."""
-    scope = current()
-    _stash(scope.outer if scope else None)
-
-
-def _stash(scope: Optional[Scope]) -> None:
-    if _STASH_STEALS:
+def put(scope: Optional[Scope]) -> None:
+    """Make it the innermost scope of this thread; None: no scope is open."""
+    if _stash_steals():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(scope))
     torch._C._stash_obj_in_tls(_KEY, scope)
 
 
+def enter(settings: Settings) -> None:
+    """Put settings in force on this thread."""
+    if threading.current_thread() is not threading.main_thread():
+        _threads.add(threading.get_native_id())
+    put(Scope(settings, current()))
+
+
+def leave(settings: Settings) -> None:
+    """Put those in force again that the innermost scope of these settings hides."""
+    scope = current()
+    while scope is not None and scope.settings is not settings:
+        scope = scope.outer
+    if scope is not None:
+        put(scope.outer)
+
+
+@functools.cache
 def _stash_steals() -> bool:
     """Whether torch's stash takes over a reference that nobody gave it, as releases to 2.9 do."""
     probe = object()
     before = sys.getrefcount(probe)
+    found = current()
     torch._C._stash_obj_in_tls(_KEY, probe)
     steals = sys.getrefcount(probe) == before
-    if steals:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    for taken in (probe, found) if steals else ():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(taken))
+    torch._C._stash_obj_in_tls(_KEY, found)
     return steals
 
 
-_STASH_STEALS = _stash_steals()
-_stash(None)
+#: The threads, by their number in the system, that had a scope.
+_threads: set[int] = set()
+
+
+@atexit.register
+def _outlive_threads() -> None:
+    """Wait for them: torch drops a thread's stash as its very last act, and needs Python for it."""
+    if not _threads:
+        return
+    time.sleep(0.01)  # where the system cannot be asked
+    last = time.monotonic() + 0.5
+    while any(os.path.exists(f"/proc/self/task/{thread}") for thread in _threads):
+        if time.monotonic() > last:
+            break
+        time.sleep(0.001)

@@ -54,6 +54,10 @@ class Settings:
         except TypeError:  # symbolic sizes have no hash
             return exceeded(call, self.limits, release)
 
+    def examined(self, call: Call, release: Optional[Release]) -> tuple[Finding, ...]:
+        """Every limit that the call could meet."""
+        return examine(call, self.limits, release)
+
     def warn_once(self, about: object, message: str, site: Site) -> None:
         """Warn at the user's line, once for each thing to warn about."""
         if about not in self._warned:

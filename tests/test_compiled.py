@@ -137,6 +137,16 @@ def batches_at_run_time(run: Callable[[], object]) -> list[int]:
     ]
 
 
+def run_here(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that may import the tests' modules."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__), **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
 # --- torch.compile ------------------------------------------------------------------------------
 
 
@@ -274,6 +284,41 @@ def test_eager_parts_of_a_compiled_program_are_guarded_and_not_compiled(door):
     assert (report.calls, report.split) == (3, 3)
 
 
+THREADS = """
+import threading, warnings, torch
+from route import process_wide
+from test_compiled import attend, query
+
+warnings.simplefilter("ignore")
+compiled = torch.compile(attend, backend="aot_eager")
+expected = compiled(query())
+running, wrong = True, []
+
+def work():
+    while running:
+        try:
+            torch.testing.assert_close(compiled(query()), expected)
+        except BaseException as error:
+            wrong.append(error)
+
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(100):
+    with process_wide():
+        pass
+running = False
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+
+
+def test_enable_and_disable_while_other_threads_run_compiled_code():
+    result = run_here(THREADS)
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+
+
 CACHED = """
 import contextlib, sys, torch
 from test_compiled import FUNCTIONS, batches_at_run_time, step
@@ -290,15 +335,8 @@ with doors[sys.argv[1]]():
 
 def test_code_on_disk_is_found_again_by_equal_settings_only(tmp_path):
     """torch looks it up by the graph that it has before our kernel splits a call."""
-    environment = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": os.path.dirname(__file__),
-    }
     for door in ("none", "scoped", "process_wide", "none"):
-        result = subprocess.run(
-            [sys.executable, "-c", CACHED, door], env=environment, capture_output=True, text=True
-        )
+        result = run_here(CACHED, door, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
         expected = "[5]\n[5]\n" if door == "none" else "[2, 2, 1]\n[2, 2, 1]\n"
         assert result.stdout == expected, (door, result.stderr)
 

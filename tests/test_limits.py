@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -76,6 +77,12 @@ def test_the_releases_that_have_it(limit_id, first, last):
     assert having == list(range(first, last + 1))
     # A later release than those known has what the newest known one has.
     assert BY_ID[limit_id].affects(Release(2, 15)) == (last == 14)
+
+
+def test_limits_and_verdicts_can_be_sent_to_other_processes():
+    assert pickle.loads(pickle.dumps(LIMITS)) == LIMITS
+    verdict = check(400, 4, 10496, 128, torch_version="2.9.0")
+    assert str(pickle.loads(pickle.dumps(verdict))) == str(verdict)
 
 
 def test_one_batch_entry_is_always_inside_the_2_11_bound():

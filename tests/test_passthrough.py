@@ -98,7 +98,7 @@ def test_nested_tensors_pass_through(layout, door):
 @under_both_doors
 @pytest.mark.filterwarnings("ignore::sdpa_guard.SDPAGuardWarning")
 def test_a_causal_bias_works_as_without_a_guard(door):
-    """The process-wide guard sees the mask that torch makes of it, the scoped one nothing."""
+    """The guard sees the mask that torch makes of it."""
     from torch.nn.attention.bias import causal_lower_right
 
     arguments = (PLAIN, randn(2, 2, 6, 8), randn(2, 2, 6, 8), causal_lower_right(4, 6))
@@ -106,7 +106,7 @@ def test_a_causal_bias_works_as_without_a_guard(door):
     with door() as report:
         actual = scaled_dot_product_attention(*arguments)
     torch.testing.assert_close(actual, expected)
-    assert report.calls == (1 if door is process_wide else 0)
+    assert report.calls == 1
 
 
 @under_both_doors

@@ -78,33 +78,34 @@ def test_a_spawned_process_is_not(tmp_path, door):
     assert python(str(script), "spawn", door)[0] == "None"
 
 
-def test_a_fork_while_other_threads_attend_does_not_wait_forever():
+def test_a_fork_while_other_threads_count_does_not_wait_forever():
+    """The child has our locks, but not the thread that held one."""
     code = """
-    import os, threading, torch
-    from route import process_wide
-    torch.set_num_threads(1)
+    import os, threading, torch, sdpa_guard
+    from route import guard
 
-    def attend():
-        x = torch.ones(5, 2, 4, 8)
-        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    def count():
+        with guard():
+            pass
+        sdpa_guard.report().saw()
 
-    with process_wide():
-        running = True
-        def work():
-            while running:
-                attend()
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for _ in range(30):
-            child = os.fork()
-            if child == 0:
-                attend()
-                os._exit(0)
-            os.waitpid(child, 0)
-        running = False
-        for thread in threads:
-            thread.join()
+    def work():
+        while running:
+            count()
+
+    running = True
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        child = os.fork()
+        if child == 0:
+            count()
+            os._exit(0)
+        os.waitpid(child, 0)
+    running = False
+    for thread in threads:
+        thread.join()
     print("done")
     """
     assert python("-c", textwrap.dedent(code))[0] == "done"
@@ -125,6 +126,25 @@ def test_attention_at_the_end_of_the_process():
     attend()
     """
     assert python("-c", textwrap.dedent(code)) == ("1\n2", "")
+
+
+def test_a_process_ends_well_after_a_scope_in_a_thread():
+    """What torch keeps for a thread, it drops after the thread has ended for Python."""
+    code = """
+    import threading, torch
+    from route import guard
+
+    def work():
+        with guard():
+            x = torch.ones(5, 2, 4, 8)
+            torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    """
+    for _ in range(4):
+        assert python("-c", textwrap.dedent(code)) == ("", "")
 
 
 # --- SDPA_GUARD ---------------------------------------------------------------------------------

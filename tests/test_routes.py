@@ -272,6 +272,43 @@ def func_jacrev() -> Tensors:
     return (torch.func.jacrev(lambda x: attend(x).sum((1, 2, 3)))(x),)
 
 
+def func_vmap_of_a_module() -> Tensors:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(16, 2, batch_first=True)
+    run = torch.func.vmap(lambda x: module(x, x, x, need_weights=False)[0])
+    return (run(tensor(2, 5, 4, 16).detach()).detach(),)
+
+
+def in_saved_tensor_hooks() -> Tensors:
+    """Attention that another attention call makes on its way."""
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            attend(query())
+        return saved
+
+    x = query()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        out = attend(x)
+    out.sum().backward()
+    return out.detach(), x.grad
+
+
+class Boxed:
+    """Somebody's type that makes another call of a call."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return func(*(arg.tensor if isinstance(arg, Boxed) else arg for arg in args))
+
+
+def unboxed() -> Tensors:
+    return step(lambda x: F.scaled_dot_product_attention(Boxed(x), Boxed(x), Boxed(x)))
+
+
 def scripted() -> Tensors:
     def attend_in_script(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -351,6 +388,7 @@ def profiler() -> contextlib.AbstractContextManager:
 
 
 OPEN_IT_THERE = "no: open the guard in that thread's function"
+GOES_PAST_BOTH = "no: torch goes past every kernel of ours there"
 GOES_PAST = "no: torch goes past every kernel of ours there; use the scoped guard"
 NO_SDPA = "nothing to see: it does not call SDPA"
 NATIVE = "no: torch's native path makes no SDPA call on the CPU"
@@ -407,10 +445,18 @@ ROUTES = [
     Route("attention in a tensor's hook", in_a_tensor_hook, 1),
     Route("attention in a module's backward hook", in_a_module_hook, 1),
     Route("double backward", double_backward, 1),
+    Route("a type that makes another call of a call", unboxed, 1),
     Route("`torch.func.grad`", func_grad, 1),
     Route("`torch.func.vjp`", func_vjp, 1),
     Route("`torch.func.jacrev`", func_jacrev, 1),
     Route("`torch.func.vmap`", func_vmap, 1, split_process_wide=0, process_wide=GOES_PAST),
+    Route(
+        "`torch.func.vmap` of `nn.MultiheadAttention`",
+        func_vmap_of_a_module,
+        0,
+        scoped=GOES_PAST_BOTH,
+        process_wide=GOES_PAST_BOTH,
+    ),
     Route("`torch.jit.script`", scripted, 1),
     Route("`torch.jit.trace`, while it traces and when it runs", traced, 2),
     Route("`FakeTensorMode`", fake, 1),
@@ -468,9 +514,9 @@ OTHER_ROUTES = [
         "passed through untouched",
     ),
     (
-        "`CausalBias` masks",
-        "passed through untouched",
-        "yes, by the mask that torch makes of it",
+        "`CausalBias` masks, and types that make other calls of a call by `__torch_function__`",
+        "yes, by what reaches torch in the end",
+        "yes, by what reaches torch in the end",
     ),
 ]
 
@@ -489,6 +535,15 @@ def test_the_route_is_split_with_the_unguarded_results(route, door):
     assert report.split == route.splits(door)
     for one, other in zip(actual, expected):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_attention_in_hooks_of_a_judged_call_is_judged_as_well(door):
+    expected = in_saved_tensor_hooks()
+    with door() as report:
+        actual = in_saved_tensor_hooks()
+    assert report.calls == report.split > 1
+    torch.testing.assert_close(actual, expected)
 
 
 def test_the_process_wide_guard_leaves_the_native_encoder_as_it_is():

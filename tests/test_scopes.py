@@ -85,6 +85,17 @@ def test_an_exception_closes_the_scope():
     assert (opened.report.calls, opened.report.split) == (2, 2)
 
 
+def test_a_scope_left_in_another_thread_gives_its_kernel_back():
+    kernels = torch._C._dispatch_dump("aten::scaled_dot_product_attention")
+    opened = guard()
+    thread = threading.Thread(target=opened.__enter__)
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="mode stack"):  # torch's own word for it
+        opened.__exit__(None, None, None)
+    assert torch._C._dispatch_dump("aten::scaled_dot_product_attention") == kernels
+
+
 def test_a_call_that_torch_refuses_counts_what_reached_torch():
     query = torch.ones(5, 2, 4, 8)
     with guard() as opened:
