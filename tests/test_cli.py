@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from test_cases import CASES
 from test_seed_table import ROWS
 
 from sdpa_guard import LIMITS
+from sdpa_guard.cli import main
 from sdpa_guard.release import RELEASES, RUNNING_TORCH
 
 SCRIPT = Path(sys.executable).with_name("sdpa-guard")
@@ -165,10 +167,15 @@ def test_check_names_the_limit_of_a_reported_case(case):
         ([], "the following arguments are required: SHAPE"),
     ],
 )
-def test_a_wrong_argument_of_check_is_one_line_and_status_2(arguments, message):
-    result = script("check", *arguments, input=" \n")
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
+def test_a_wrong_argument_of_check_is_one_line_and_status_2(
+    arguments, message, capsys, monkeypatch
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO(" \n"))
+    with pytest.raises(SystemExit) as ended:
+        main(["check", *arguments])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    (line,) = err.splitlines()
     assert line.startswith(f"sdpa-guard check: error: {message}")
 
 
