@@ -6,20 +6,16 @@ is only imported by the tests.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from route import DEVICE_TYPES, LOWERED, Route, Tensors, guard
+from route import DOORS, Route, Tensors
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, TensorDataset
-
-import sdpa_guard
-from sdpa_guard.reports import Report
 
 pytestmark = [
     pytest.mark.demo,
@@ -257,22 +253,7 @@ _LIBRARIES = [
 ROUTES = [(route.name, "yes", "yes") for route in _LIBRARIES]
 
 
-@contextlib.contextmanager
-def scoped() -> Iterator[Report]:
-    with guard() as opened:
-        yield opened.report
-
-
-@contextlib.contextmanager
-def process_wide() -> Iterator[Report]:
-    sdpa_guard.enable(limits=LOWERED, device_types=DEVICE_TYPES)
-    try:
-        yield sdpa_guard.report()
-    finally:
-        sdpa_guard.disable()
-
-
-@pytest.mark.parametrize("door", [scoped, process_wide])
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("library", _LIBRARIES, ids=lambda library: library.name)
 def test_the_library_is_split_with_the_unguarded_results(library, door):
     expected = library.run()
