@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from . import backends, chunked
+from . import backends, chunked, symbolic
 from .call import Arguments, Call, bind, is_compiling, is_fake, read
 from .chunked import TorchCall
 from .errors import OversizedCallError, SDPAGuardWarning
@@ -75,12 +75,16 @@ def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]
 
 def _trace(arguments: Arguments, settings: Settings) -> Optional[Split]:
     """The decision in what torch.compile can trace: nothing counted, cached, said or asked."""
+    if settings.policy == "warn" or not symbolic.are_known(arguments):
+        return None
     call = read(arguments, settings.device_types)
-    if call is None or settings.policy == "warn":
+    if call is None:
         return None
     release = _release(call, settings, real=call.device_type == "cuda")
     taken = backends.enabled()
     limits = [limit for limit in settings.limits if limit.backend in taken]
+    if not symbolic.may_compare(call, limits):
+        return None
     beyond = exceeded(call, limits, release)
     if not beyond:
         return None

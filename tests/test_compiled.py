@@ -7,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Callable
 
 import pytest
@@ -15,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from route import DEVICE_TYPES, DOORS, LOWERED, Tensors, guard, process_wide, scoped
 from torch import nn
 
+import sdpa_guard
 from sdpa_guard import SDPAGuard
 from sdpa_guard.release import RUNNING_TORCH, Release
 
@@ -46,6 +48,7 @@ ROUTES = [
 ]
 
 FOLLOWS_SCOPES = Release(2, 5) <= RUNNING_TORCH
+CAN_ASK = Release(2, 7) <= RUNNING_TORCH
 TRACES_SCOPES = Release(2, 9) <= RUNNING_TORCH
 
 
@@ -360,6 +363,44 @@ def test_exported_programs_are_split_when_they_run(strict):
         program = torch.export.export(Attend(), (x,), strict=strict).module()
         assert batches_at_run_time(lambda: program(x)) == [2, 2, 1]
     torch.testing.assert_close(program(x), Attend()(x))
+
+
+@contextlib.contextmanager
+def real_limits(door: Callable[..., object]) -> Iterator[None]:
+    """The door with the limits as they are: no call here is over one."""
+    if door is scoped:
+        with SDPAGuard(device_types=DEVICE_TYPES):
+            yield
+        return
+    sdpa_guard.enable(device_types=DEVICE_TYPES)
+    try:
+        yield
+    finally:
+        sdpa_guard.disable()
+
+
+@pytest.mark.skipif(not CAN_ASK, reason="torch before 2.7 cannot be asked about such sizes")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_batch_stays_as_open_as_it_was(strict, door):
+    open_batch = ({0: torch.export.Dim("batch")},)
+    with real_limits(door):
+        program = torch.export.export(
+            Attend(), (query(),), dynamic_shapes=open_batch, strict=strict
+        )
+    torch.testing.assert_close(program.module()(query(9)), Attend()(query(9)))
+    assert max(size.upper for size in program.range_constraints.values()) > 65535
+
+
+@pytest.mark.skipif(not CAN_ASK, reason="torch before 2.7 cannot be asked about such sizes")
+@pytest.mark.parametrize("door", DOORS)
+def test_sizes_that_only_the_data_tell_are_left_alone(door):
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return attend(x[x[:, 0, 0, 0] > -9])
+
+    with real_limits(door), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(query()), attend(query()))
 
 
 @pytest.mark.parametrize("door", DOORS)
