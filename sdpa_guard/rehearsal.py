@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -15,8 +16,13 @@ from .reports import Report
 ModelOrFactory = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
 
 
+#: How torch speaks of meta tensors: in an operator's error, and in others, which may be anybody's.
+_META = re.compile(r"\bmeta\b", re.IGNORECASE)
+_ABOUT_META = re.compile(r"\bmeta'? (device|tensor)", re.IGNORECASE)
+
+
 class RehearsalError(SDPAGuardError, RuntimeError):
-    """The model cannot run on meta tensors; the message says which operation stopped it."""
+    """The model cannot run on meta tensors, or fails by itself; the message says what and where."""
 
 
 def rehearse(
@@ -43,7 +49,8 @@ def rehearse(
         kwargs: what the model is called with by name.
 
     Raises:
-        RehearsalError: the model needs values, which meta tensors do not have, or fails.
+        RehearsalError: the model needs values, which meta tensors do not have, or it fails, or so
+            does the function that makes it; the error that stopped it is the cause.
         ValueError, TypeError: an argument is not what is allowed; the message says what is.
     """
     guard = SDPAGuard(torch_version=torch_version, device_types=("meta",))
@@ -55,14 +62,15 @@ def rehearse(
         answers = _Answers(answer)
         try:
             with guard, torch.device("meta"), torch.set_grad_enabled(backward), answers:
-                _step(module, inputs, kwargs, backward)
+                out = _forward(module, inputs, kwargs)
+                if backward:
+                    answers.step = "backward"
+                    _backward(out)
             rehearsed = True
+        except RehearsalError as error:
+            failure = error
         except Exception as error:
-            failure = RehearsalError(
-                f"{type(module).__name__} cannot run on meta tensors, which have no values: "
-                f"{answers.operator} stopped it: {type(error).__name__}: {error}"
-            )
-            failure.__cause__ = error
+            failure = _failure(module, answers, error)
         if not answers.asked:
             break
     if failure is not None and not rehearsed:
@@ -71,20 +79,48 @@ def rehearse(
 
 
 class _Answers(TorchDispatchMode):
-    """Answers each question about a truth in the data; knows torch's last operator."""
+    """Answers each question about a truth in the data; knows what meta tensors refused."""
 
     def __init__(self, answer: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.answer = answer
         self.asked = False
-        self.operator = "nothing in torch"
+        self.step = "forward"
+        self.refused: Optional[Exception] = None
+        self.operator = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operator = str(func)
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
             self.asked = True
             return self.answer
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            # No kernel for meta, or none that does without values; other errors are the model's.
+            if isinstance(error, NotImplementedError) or _META.search(str(error)):
+                self.refused, self.operator = error, str(func)
+            raise
+
+
+def _failure(module: torch.nn.Module, answers: _Answers, error: Exception) -> RehearsalError:
+    """What to tell of a step that ended in the error: meta's fault, or the model's own?"""
+    blamed = f"the model's {answers.step} failed"
+    # The model may have raised an error of its own over torch's.
+    link: Optional[BaseException] = error
+    while link is not None:
+        if link is answers.refused or _is_about_meta(link):
+            blamed = f"{type(module).__name__} cannot run on meta tensors, which have no values"
+            blamed += f": {answers.operator} stopped it" if link is answers.refused else ""
+            break
+        link = link.__cause__ or link.__context__
+    failure = RehearsalError(f"{blamed}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _is_about_meta(error: BaseException) -> bool:
+    torchs = isinstance(error, (RuntimeError, TypeError))
+    return torchs and _ABOUT_META.search(str(error)) is not None
 
 
 def _make(model: ModelOrFactory) -> torch.nn.Module:
@@ -92,8 +128,16 @@ def _make(model: ModelOrFactory) -> torch.nn.Module:
         return model
     if not callable(model):
         raise TypeError(f"model must be a module or a function that makes one, not {model!r}")
-    with torch.device("meta"):
-        module = model()
+    try:
+        with torch.device("meta"):
+            module = model()
+    except Exception as error:
+        what = "failed"
+        if _is_about_meta(error):
+            what = "cannot run on meta tensors, which have no values (give the model itself)"
+        raise RehearsalError(
+            f"the function that makes the model {what}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"model must make a torch.nn.Module, not {module!r}")
     return module
@@ -113,15 +157,14 @@ def _on_meta(values: Any) -> Any:
     return tree_map(to_meta, values)
 
 
-def _step(
-    module: torch.nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], backward: bool
-) -> None:
+def _forward(module: torch.nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     state, inputs, kwargs = _on_meta((_state(module), inputs, kwargs))
-    out = torch.func.functional_call(module, state, inputs, kwargs)
-    if not backward:
-        return
+    return torch.func.functional_call(module, state, inputs, kwargs)
+
+
+def _backward(out: Any) -> None:
     leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     wanting = [leaf.sum() for leaf in leaves if leaf.requires_grad]
     if not wanting:
-        raise ValueError("backward must be False: nothing that the model returns requires grad")
+        raise RehearsalError("backward must be False: nothing that the model returns requires grad")
     torch.stack(wanting).sum().backward()

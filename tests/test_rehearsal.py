@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable
 
 import pytest
@@ -106,23 +107,103 @@ def test_one_way_is_enough():
     assert rehearse(Refusing, empty(2, 16, 512)).calls == 1
 
 
-class Peeking(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * x.sum().item()
+class Doing(nn.Module):
+    """A model of one parameter and one step."""
+
+    def __init__(self, step: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2))
+        self.step = step
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.step(x @ self.weight)
+
+
+def fail(error: Exception) -> Any:
+    raise error
+
+
+def over_torchs(x: torch.Tensor) -> Any:
+    try:
+        return x.tolist()
+    except RuntimeError as error:
+        raise ValueError("no list") from error
+
+
+def peek_in_backward(x: torch.Tensor) -> torch.Tensor:
+    x = x * 1
+    x.register_hook(lambda grad: grad * grad.sum().item())
+    return x
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("step", "message"),
     [
-        (Peeking(), "Peeking cannot run on meta tensors.*_local_scalar_dense.default stopped it"),
-        (nn.Linear(3, 3), "Linear cannot run on meta tensors.*stopped it: RuntimeError"),
-        (nn.Identity(), "backward must be False: nothing that the model returns requires grad"),
+        (lambda x: x * x.sum().item(), r"aten._local_scalar_dense.default stopped it: \w+Error:"),
+        (lambda x: x[x > 0], r"aten.index.Tensor stopped it: NotImplementedError:"),
+        (lambda x: x.unique(), r"aten._unique2.default stopped it: NotImplementedError:"),
+        (lambda x: x + torch.ones(2, device="cpu"), r"aten.add.Tensor stopped it: RuntimeError:"),
+        (lambda x: x.detach().numpy(), r"TypeError: can't convert meta device type tensor"),
+        (over_torchs, r"aten._to_copy.default stopped it: ValueError: no list"),
+        (peek_in_backward, r"aten._local_scalar_dense.default stopped it: \w+Error:"),
     ],
 )
-def test_what_cannot_be_rehearsed_says_what_stopped_it(model, message):
-    with pytest.raises(RehearsalError, match=message) as caught:
-        rehearse(model, torch.ones(2, 2))
+def test_what_meta_tensors_refuse_is_named(step, message):
+    blamed = "Doing cannot run on meta tensors, which have no values: "
+    with pytest.raises(RehearsalError, match=f"^{blamed}{message}") as caught:
+        rehearse(Doing(step), torch.ones(2, 2))
     assert isinstance(caught.value, SDPAGuardError)
+    assert str(caught.value).endswith(str(caught.value.__cause__))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda x: x @ torch.ones(3, 3), "forward failed: RuntimeError: .*3"),
+        (lambda x: x.view(-1, 7), "forward failed: RuntimeError: "),
+        (lambda x: {}["meta"], "forward failed: KeyError: 'meta'"),
+        (lambda x: fail(ValueError("metadata")), "forward failed: ValueError: metadata"),
+        (lambda x: fail(NotImplementedError("later")), "forward failed: NotImplementedError: lat"),
+        (lambda x: x.register_hook(lambda g: 1 / 0) and x, "backward failed: ZeroDivisionError: "),
+    ],
+)
+def test_the_models_own_error_is_not_blamed_on_meta(step, message):
+    with pytest.raises(RehearsalError, match=f"^the model's {message}") as caught:
+        rehearse(Doing(step), torch.ones(2, 2))
+    assert str(caught.value).endswith(str(caught.value.__cause__))
+
+
+def test_an_error_after_one_that_the_model_caught_is_its_own():
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(RuntimeError):
+            x.tolist()
+        return x @ torch.ones(3, 3)
+
+    with pytest.raises(RehearsalError, match=r"^the model's forward failed: "):
+        rehearse(Doing(step), torch.ones(2, 2))
+
+
+def test_inputs_that_the_model_does_not_take():
+    with pytest.raises(RehearsalError, match=r"^the model's forward failed: TypeError: .*forward"):
+        rehearse(Attention, empty(2, 16, 512), empty(2, 16))
+
+
+def test_a_backward_of_nothing():
+    message = "^backward must be False: nothing that the model returns requires grad"
+    with pytest.raises(RehearsalError, match=message):
+        rehearse(nn.Identity(), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: fail(OSError("no file")), "failed: OSError: no file"),
+        (lambda: nn.Linear(2, int(torch.ones(2).sum())), "cannot run on meta tensors, .* itself"),
+    ],
+)
+def test_a_factory_that_fails(factory, message):
+    with pytest.raises(RehearsalError, match=f"^the function that makes the model {message}"):
+        rehearse(factory, torch.ones(2, 2))
 
 
 @pytest.mark.parametrize(
