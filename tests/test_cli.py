@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child import environment
 from lowered import BY_ID
 from test_cases import CASES
 from test_seed_table import ROWS
@@ -25,11 +25,9 @@ FAILING = "400x4x10496x128"
 
 
 def script(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "SDPA_GUARD"}
-    environment["COLUMNS"] = "100"
     return subprocess.run(
         [SCRIPT, *arguments],
-        env=environment | options.pop("env", {}),
+        env=environment(COLUMNS="100", **options.pop("env", {})),
         capture_output=True,
         text=True,
         timeout=60,

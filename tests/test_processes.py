@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from child import python
 
 from sdpa_guard.release import RUNNING_TORCH, Release
 
@@ -26,19 +23,6 @@ AUTOLOADS = Release(2, 5) <= RUNNING_TORCH
 needs_autoload = pytest.mark.skipif(
     not AUTOLOADS, reason="torch before 2.5 needs `sdpa-guard autoload`, which changes the install"
 )
-
-
-def python(*arguments: str, guard: str | None = None, **variables: str) -> tuple[str, str]:
-    """What a program prints on both streams; it has to succeed."""
-    environment = {name: value for name, value in os.environ.items() if name != "SDPA_GUARD"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", **variables}
-    if guard is not None:
-        environment["SDPA_GUARD"] = guard
-    result = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip(), result.stderr.strip()
 
 
 CHILDREN = """

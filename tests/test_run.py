@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from child import environment
 
 PROGRAM = """
 import sys, torch, sdpa_guard
@@ -27,11 +27,9 @@ attend()
 
 
 def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "SDPA_GUARD"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
     return subprocess.run(
         [sys.executable, *command],
-        env=environment | options.pop("env", {}),
+        env=environment(**options.pop("env", {})),
         capture_output=True,
         text=True,
         timeout=120,
@@ -60,7 +58,7 @@ def test_the_console_script_does_the_same(program):
     script = Path(sys.executable).with_name("sdpa-guard")
     result = subprocess.run(
         [script, "run", "program.py"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env=environment(),
         capture_output=True,
         text=True,
     )
