@@ -1,4 +1,4 @@
-"""``probe`` on a GPU: right kernels pass its comparison, and the bounds are where they should be."""
+"""``probe`` on a GPU: right kernels pass its comparison, and bounds are where they should be."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import sys
 from pathlib import Path
 
@@ -76,6 +77,7 @@ def _act(options: argparse.Namespace) -> int:
         saved = SaveFile(Path(options.save) if options.save is not None else None)
     except SaveFileError as wrong:
         options.parser.error(f"argument --save: {wrong}")
+    _end_in_order()
     limits = [limit for limit in LIMITS if options.limit is None or limit.id in options.limit]
     try:
         gpu = find_gpu()
@@ -87,3 +89,10 @@ def _act(options: argparse.Namespace) -> int:
         return 1
     print(json.dumps(outcome.as_dict(), indent=2) if options.json else outcome)
     return 0 if outcome.is_good else 1
+
+
+def _end_in_order() -> None:
+    # A child left behind by a batch system's signal would hold the GPU.
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -57,6 +58,9 @@ class SaveFile:
             new.replace(path)
         except OSError as fault:
             raise _unwritable(path, fault) from fault
+        finally:
+            with contextlib.suppress(OSError):
+                new.unlink()
 
 
 def _key(gpu: str, trial: Trial, how: str) -> dict[str, Any]:
