@@ -7,21 +7,22 @@ from typing import Callable, Optional
 
 import torch
 
-from .call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
+from .call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments, is_compiling
 from .plan import Plan
 
 TorchCall = Callable[..., torch.Tensor]
+Join = Callable[[Iterator[torch.Tensor], tuple[int, ...], int], torch.Tensor]
 
 #: Where each axis lies in query, key, value and mask, counted from the last dimension.
 _DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
 
 
 def run(plan: Plan, torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
-    """What the whole call would return, made of the plan's chunks: one join, no other copy.
+    """What the whole call would return, made of the plan's chunks: each is copied once.
 
     A 3-D call, (N, L, E), is split the same way: N are its heads.
     """
-    joined = _run(plan, torch_call, arguments)
+    joined = _run(plan, torch_call, arguments, _fill if _can_fill(arguments) else _join)
     # The whole call's result is no view, so that it can be changed or detached in place.
     result: torch.Tensor = torch.ops.aten._unsafe_view(joined, joined.shape)
     return result
@@ -63,22 +64,54 @@ def split(plan: Plan, arguments: Arguments) -> Iterator[Arguments]:
         )
 
 
-def join(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
-    """One concatenation that keeps the parts' order of dimensions in memory."""
-    order = _outer_first(parts[0])
-    joined = torch.cat([part.permute(order) for part in parts], order.index(dim % len(order)))
-    return joined.permute([order.index(d) for d in range(len(order))])
-
-
-def _run(plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
+def _run(
+    plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments, join: Join
+) -> torch.Tensor:
     if plan is None:
         query, key, value, mask, options = arguments
         return torch_call(query, key, value, mask, **options)
     if plan.axis == CONTIGUOUS:
         key, value = arguments.key.contiguous(), arguments.value.contiguous()
-        return _run(plan.inner, torch_call, arguments._replace(key=key, value=value))
-    parts = [_run(plan.inner, torch_call, chunk) for chunk in split(plan, arguments)]
-    return join(parts, _DIM[plan.axis])
+        return _run(plan.inner, torch_call, arguments._replace(key=key, value=value), join)
+    parts = (_run(plan.inner, torch_call, chunk, join) for chunk in split(plan, arguments))
+    return join(parts, plan.sizes, _DIM[plan.axis])
+
+
+def _join(parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int) -> torch.Tensor:
+    """One concatenation that keeps the parts' order of dimensions in memory."""
+    whole = list(parts)
+    order = _outer_first(whole[0])
+    joined = torch.cat([part.permute(order) for part in whole], order.index(dim % len(order)))
+    return joined.permute([order.index(d) for d in range(len(order))])
+
+
+def _fill(parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int) -> torch.Tensor:
+    """The same, but each part is let go of before the next one is made."""
+    part = next(parts)
+    order = _outer_first(part)
+    shape = list(part.shape)
+    shape[dim] = sum(sizes)
+    whole = part.new_empty([shape[d] for d in order])
+    whole = whole.permute([order.index(d) for d in range(len(order))])
+    places = iter(whole.split_with_sizes(sizes, dim))
+    next(places).copy_(part)
+    for place in places:
+        del part
+        part = next(parts)
+        place.copy_(part)
+    return whole
+
+
+def _can_fill(arguments: Arguments) -> bool:
+    """Whether nobody looks on who must not see a tensor change: no gradient, no tracer, no mode."""
+    query, key, value, mask, _ = arguments
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    return not (
+        (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        or is_compiling(query)
+        or torch._C._functorch.peek_interpreter_stack()
+        or torch._C._len_torch_dispatch_stack()
+    )
 
 
 def _outer_first(tensor: torch.Tensor) -> list[int]:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from .commands import autoload, check, doctor, limits, run
+from .commands import autoload, check, doctor, limits, probe, run
 from .commands.parser import Parser
 
-_COMMANDS = (check, limits, doctor, run, autoload)
+_COMMANDS = (check, limits, doctor, run, probe, autoload)
 #: What a shell reports of a program that a signal ended.
 _BY_SIGNAL = 128
 

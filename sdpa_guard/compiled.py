@@ -1,26 +1,19 @@
-"""The guard beside ``torch.compile``.
-
-Code compiled under other settings is compiled anew, not found again, and our own is not compiled.
-"""
+"""What torch compiled under other settings: it is compiled anew, and not found again."""
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
 import warnings
-from types import CodeType, FrameType
-from typing import Any, Callable, Optional, TypeVar
+from types import FrameType
+from typing import Any, Optional
 
 import torch
-from torch._C._dynamo import eval_frame
 
 from .errors import SDPAGuardWarning
 from .reports import call_site
 from .settings import Settings
-
-_Result = TypeVar("_Result")
 
 #: Whoever compiles, or calls compiled code, has a frame of one of these on its stack.
 _COMPILERS_FILES = frozenset(
@@ -77,30 +70,6 @@ def _other_threads_compile_or_run_compiled() -> bool:
                 return True
             frame = frame.f_back
     return False
-
-
-def eagerly(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """The function, out of dynamo's sight where a program is compiled but this part of it runs."""
-
-    def run(*args: Any, **kwargs: Any) -> _Result:
-        theirs = eval_frame.set_eval_frame(None)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            eval_frame.set_eval_frame(theirs)
-
-    do_not_compile(run.__code__)
-    return functools.update_wrapper(run, function)
-
-
-def do_not_compile(code: CodeType) -> None:
-    """Keep dynamo from compiling a frame of this code; it may still trace into it."""
-    if hasattr(eval_frame, "skip_code"):
-        eval_frame.skip_code(code)  # torch to 2.6
-    else:
-        this, below = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-        strategy = eval_frame._FrameExecStrategy(this, below)
-        eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def _marked(tag: str, settings: Optional[Settings]) -> str:

@@ -12,21 +12,20 @@ from torch.overrides import TorchFunctionMode
 from . import compiled, scope
 from .call import autocast_dtype, is_fake
 from .chunked import TorchCall
-from .kernel import close_kernel, open_kernel
+from .dynamo import eagerly, uncompiled
+from .kernel import close_kernel, open_kernel, torch_kernel
 from .limit import Limit
 from .limits import LIMITS
 from .release import RUNNING_TORCH, Release
 from .reports import Report
 from .reroute import reroute
-from .settings import make_settings
+from .settings import Settings, make_settings
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
-#: The names under which Python code calls SDPA.
-_ATTENTION = (
-    torch.nn.functional.scaled_dot_product_attention,
-    torch.ops.aten.scaled_dot_product_attention,
-    _OPERATOR,
-)
+#: The other names under which Python code calls SDPA.
+_FUNCTION = torch.nn.functional.scaled_dot_product_attention
+_PACKET = torch.ops.aten.scaled_dot_product_attention
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _DYNAMO_TRACES_US = Release(2, 9) <= RUNNING_TORCH
 
 
@@ -65,7 +64,7 @@ class SDPAGuard(TorchFunctionMode):
         """What this guard saw and split so far."""
         return self._settings.report
 
-    @compiled.eagerly
+    @eagerly
     def __enter__(self) -> SDPAGuard:
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
@@ -77,7 +76,7 @@ class SDPAGuard(TorchFunctionMode):
             raise
         return self
 
-    @compiled.eagerly
+    @eagerly
     def __exit__(self, *exc_info: Any) -> None:
         try:
             super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
@@ -87,6 +86,7 @@ class SDPAGuard(TorchFunctionMode):
             compiled.key_caches(scope.in_force())
             close_kernel(self._settings.device_types)
 
+    @uncompiled
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -94,18 +94,34 @@ class SDPAGuard(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Optional[dict[str, Any]] = None,
     ) -> Any:
+        # Reading the token makes dynamo guard on it: other settings compile other code, though the
+        # attention hides in a module's function and meets our kernel only after dynamo.
+        if self._settings.token and (func is _FUNCTION or func is _PACKET or func is _OPERATOR):
+            return self._attend(func, types, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    @uncompiled
+    def _attend(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if torch.compiler.is_compiling():
-            return self._trace(func, args, kwargs or {})
-        if func not in _ATTENTION:
-            return func(*args, **(kwargs or {}))
-        return _attend(func, args, kwargs or {})
+            return self._trace(func, args, kwargs)
+        settings = scope.in_force()
+        if settings is None:
+            return func(*args, **kwargs)
+        # Of types that override torch's functions a glance is not free: it leaves nodes in a graph.
+        if not types and _torch_is_next() and settings.recognises(args, kwargs):
+            return torch_kernel(*args, **kwargs)
+        return _judge(func, args, kwargs, settings)
 
     def _trace(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # Reading the token makes dynamo guard on it: other settings compile other code, though the
-        # attention hides in a module's function and meets our kernel only after dynamo.
-        if _is_hidden(self._settings.token) or func not in _ATTENTION:
+        if _is_hidden(self._settings.token):
             return func(*args, **kwargs)
         if _DYNAMO_TRACES_US or not torch.compiler.is_dynamo_compiling():
             return reroute(func, args, kwargs, self._settings)
@@ -114,13 +130,11 @@ class SDPAGuard(TorchFunctionMode):
         return _OPERATOR(*args, **kwargs)
 
 
-compiled.do_not_compile(SDPAGuard.__torch_function__.__code__)
-
-
-@compiled.eagerly
-def _attend(func: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    settings = scope.in_force()
-    if settings is None or _kernel_sees_more(args, kwargs):
+@eagerly
+def _judge(
+    func: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> torch.Tensor:
+    if _kernel_sees_more(args, kwargs):
         return func(*args, **kwargs)
 
     def judged(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -143,6 +157,17 @@ def _is_hidden(token: str) -> bool:
 
 # Dynamo asks once, while it traces: it guards on the scopes that are open.
 setattr(_is_hidden, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+@uncompiled
+def _torch_is_next() -> bool:
+    """Whether no mode and no tracer lies between us and torch's own kernel."""
+    return not (
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
+    )
 
 
 def _kernel_sees_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Optional
 
 from .backends import takes
@@ -67,15 +67,31 @@ def fullest(findings: Iterable[Finding]) -> Optional[Finding]:
 
 def exceeded(call: Call, limits: Iterable[Limit], release: Optional[Release]) -> list[Finding]:
     """The findings past their bound."""
-    findings = [Finding(limit, limit.counted(call)) for limit in limits]
-    # Most limits are far away: the count is asked before the question which torch has the limit.
-    return [f for f in findings if f.over and _applies(f.limit, call, release)]
+    found = []
+    for limit in limits:
+        # Most limits are far away: the count comes before the question which torch has the limit.
+        counted = limit.counted(call)
+        if counted > limit.bound and _applies(limit, call, release):
+            found.append(Finding(limit, counted))
+    return found
 
 
-def remedy(call: Call, limits: Sequence[Limit], release: Optional[Release]) -> Optional[Plan]:
+def remedy(call: Call, limits: Iterable[Limit], release: Optional[Release]) -> Optional[Plan]:
     """The plan for a call that is over some of the limits, or None where nothing cures it."""
-    cures = {cure for finding in exceeded(call, limits, release) for cure in finding.limit.cures}
-    return fewest(call, frozenset(cures), lambda chunk: not exceeded(chunk, limits, release))
+    # No chunk is over a limit that neither the whole call nor its contiguous copy is over.
+    copied = call.with_contiguous_kv()
+    in_reach = [
+        limit
+        for limit in limits
+        if limit.counted(call) > limit.bound or limit.counted(copied) > limit.bound
+    ]
+
+    def load(chunk: Call) -> float:
+        # torch.compile cannot trace max(..., default=...).
+        return max([0.0, *[finding.ratio for finding in exceeded(chunk, in_reach, release)]])
+
+    cures = {cure for finding in exceeded(call, in_reach, release) for cure in finding.limit.cures}
+    return fewest(call, frozenset(cures), load)
 
 
 def _applies(limit: Limit, call: Call, release: Optional[Release]) -> bool:

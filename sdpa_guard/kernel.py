@@ -11,12 +11,15 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from . import compiled, scope
+from . import scope
+from .dynamo import eagerly, uncompiled
 from .errors import SDPAGuardWarning
 from .reports import call_site
 from .reroute import reroute
+from .settings import Settings
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+_call = _OPERATOR._op_dk
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 Recorder = Callable[[tuple[Any, ...], dict[str, Any]], None]
@@ -97,25 +100,40 @@ def _register(key: str) -> Optional[torch.library.Library]:
     return library
 
 
-@compiled.eagerly
+@uncompiled
 def _kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
     innermost = scope.current()
     settings = scope.process_wide if innermost is None else innermost.settings
-    if settings is not None:
-        return reroute(_torch_kernel, args, kwargs, settings)
+    if settings is None:
+        return _pass(innermost, args, kwargs)
+    if settings.recognises(args, kwargs):
+        return torch_kernel(*args, **kwargs)
+    return _judge(settings, args, kwargs)
+
+
+@uncompiled
+def torch_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch's own kernel at once: the operator would lead back here."""
+    for recorder in recorders:
+        recorder(args, kwargs)
+    result: torch.Tensor = _call(_COMPOSITE, *args, **kwargs)
+    return result
+
+
+@eagerly
+def _judge(settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    return reroute(torch_kernel, args, kwargs, settings)
+
+
+@eagerly
+def _pass(
+    innermost: Optional[scope.Scope], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     if innermost is None:
-        return _torch_kernel(*args, **kwargs)
+        return torch_kernel(*args, **kwargs)
     # This one was judged; what it calls on its way, in hooks or for a subclass, was not.
     try:
         scope.put(innermost.outer)
-        return _torch_kernel(*args, **kwargs)
+        return torch_kernel(*args, **kwargs)
     finally:
         scope.put(innermost)
-
-
-def _torch_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-    for recorder in recorders:
-        recorder(args, kwargs)
-    # The composite kernel directly: calling the operator would lead back here.
-    result: torch.Tensor = _OPERATOR._op_dk(_COMPOSITE, *args, **kwargs)
-    return result

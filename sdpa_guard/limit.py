@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Callable
 
 from packaging.specifiers import SpecifierSet
@@ -51,8 +52,7 @@ class Limit:
     def __post_init__(self) -> None:
         if self.bound < 1:
             raise ValueError(f"bound must be 1 or more, not {self.bound!r}")
-        affected = tuple(release for release in _KNOWN if self.versions.contains(str(release)))
-        object.__setattr__(self, "_affected", affected)
+        object.__setattr__(self, "_affected", _affected(str(self.versions)))
 
     def affects(self, release: Release) -> bool:
         """Whether that torch release has the limit."""
@@ -63,3 +63,9 @@ class Limit:
 
     def __str__(self) -> str:
         return f"{self.id} ({self.name})"
+
+
+@functools.cache
+def _affected(versions: str) -> tuple[Release, ...]:
+    specifiers = SpecifierSet(versions)
+    return tuple(release for release in _KNOWN if specifiers.contains(str(release)))

@@ -7,7 +7,8 @@ from typing import Any, Callable, Optional
 
 from .call import AXES, BATCH, CONTIGUOUS, HEADS, ROWS, Call
 
-Fits = Callable[[Call], bool]
+#: The largest count of a call as a share of its bound; of no interest where it is not over 1.
+Load = Callable[[Call], float]
 
 _WORDS = {
     BATCH: ("batch entry", "batch entries"),
@@ -47,37 +48,36 @@ class Plan:
         return {"axis": self.axis, "sizes": list(self.sizes), "calls": len(self), "inner": inner}
 
 
-def fewest(call: Call, cures: frozenset[str], fits: Fits) -> Optional[Plan]:
+def fewest(call: Call, cures: frozenset[str], load: Load) -> Optional[Plan]:
     """The plan with the fewest chunks, or None where nothing cures the call.
 
     Along the batch while one entry fits; else over the axes together, on a tie with more chunks
     along the earlier axis; with key and value made contiguous only where no split is enough.
-    ``cures`` names the axes that may be split. ``fits`` must never turn false when a chunk gets
-    smaller.
+    ``cures`` names the axes that may be split. ``load`` must never grow when a chunk gets smaller.
     """
     axes = tuple(axis for axis in AXES if axis in cures and not (axis == ROWS and call.is_causal))
-    plan = _split(call, axes, fits)
+    plan = _split(call, axes, load)
     if plan is not None:
         return plan
     copied = call.with_contiguous_kv()
-    if fits(copied):
+    if load(copied) <= 1:
         return Plan(CONTIGUOUS, ())
-    plan = _split(copied, axes, fits)
+    plan = _split(copied, axes, load)
     return plan and Plan(CONTIGUOUS, (), plan)
 
 
-def balanced(length: int, chunks: int) -> tuple[int, ...]:
-    """The sizes of that many chunks, larger ones first, differing by at most one."""
-    size, larger = length // chunks, length % chunks  # torch.compile cannot trace divmod
-    return (size + 1,) * larger + (size,) * (chunks - larger)
+def balanced(units: int, chunks: int, unit: int) -> tuple[int, ...]:
+    """The lengths of that many chunks, larger ones first, differing by at most one unit."""
+    size, larger = units // chunks, units % chunks  # torch.compile cannot trace divmod
+    return ((size + 1) * unit,) * larger + (size * unit,) * (chunks - larger)
 
 
-def _split(call: Call, axes: tuple[str, ...], fits: Fits) -> Optional[Plan]:
+def _split(call: Call, axes: tuple[str, ...], load: Load) -> Optional[Plan]:
     if BATCH in axes:
-        chunks = _fewest_along(call, BATCH, fits)
+        chunks = _fewest_along(call, BATCH, load)
         if chunks is not None:
             return _nest(call, {BATCH: chunks})
-    counts = _search(call, axes, fits, _more_than_any_plan(call))
+    counts = _search(call, axes, load, _more_than_any_plan(call))
     return None if counts is None else _nest(call, counts)
 
 
@@ -88,20 +88,20 @@ def _more_than_any_plan(call: Call) -> int:
     return most + 1
 
 
-def _search(call: Call, axes: tuple[str, ...], fits: Fits, limit: int) -> Optional[dict[str, int]]:
+def _search(call: Call, axes: tuple[str, ...], load: Load, limit: int) -> Optional[dict[str, int]]:
     """The chunks along each axis, their product the smallest and under ``limit``."""
     if not axes:
-        return {} if limit > 1 and fits(call) else None
+        return {} if limit > 1 and load(call) <= 1 else None
     # The last axis is chosen first, so that the rest of the search is left to earlier ones.
     *earlier, axis = axes
-    least = _least_chunks(call, tuple(earlier), axis, fits)
+    least = _least_chunks(call, tuple(earlier), axis, load)
     if least is None:
         return None
     best = None
     units, chunks = call.units(axis), least
     while chunks < min(limit, units + 1) and units // chunks >= call.least(axis):
         size = -(-units // chunks)
-        found = _search(call.take(axis, size), tuple(earlier), fits, -(-limit // chunks))
+        found = _search(call.take(axis, size), tuple(earlier), load, -(-limit // chunks))
         if found is not None and _product(found) * chunks < limit:
             best = {**found, axis: chunks}
             limit = _product(best)
@@ -110,27 +110,35 @@ def _search(call: Call, axes: tuple[str, ...], fits: Fits, limit: int) -> Option
     return best
 
 
-def _least_chunks(call: Call, earlier: tuple[str, ...], axis: str, fits: Fits) -> Optional[int]:
+def _least_chunks(call: Call, earlier: tuple[str, ...], axis: str, load: Load) -> Optional[int]:
     """The fewest chunks along the axis with which the earlier axes, split wholly, could fit."""
     for other in earlier:
         call = call.take(other, 1)
-    return _fewest_along(call, axis, fits)
+    return _fewest_along(call, axis, load)
 
 
-def _fewest_along(call: Call, axis: str, fits: Fits) -> Optional[int]:
+def _fewest_along(call: Call, axis: str, load: Load) -> Optional[int]:
     """The fewest chunks along one axis whose largest fits; None where the smallest does not."""
     units, least = call.units(axis), call.least(axis)
-    if not fits(call.take(axis, least)):
-        return None
-    fitting, over = least, units + 1
+    fitting, over = least - 1, units + 1
+    # Most counts grow with the axis: the largest chunk is near where the load comes down to 1.
+    near = int(units / max(load(call), 1.0))
+    for size in (near, near + 1, near - 1):
+        if fitting < size < over:
+            fitting, over = _narrow(call, axis, load, size, fitting, over)
     while over - fitting > 1:
-        middle = (fitting + over) // 2
-        if fits(call.take(axis, middle)):
-            fitting = middle
-        else:
-            over = middle
+        fitting, over = _narrow(call, axis, load, (fitting + over) // 2, fitting, over)
+    if fitting < least:
+        return None
     chunks = -(-units // fitting)
     return chunks if units // chunks >= least else None
+
+
+def _narrow(
+    call: Call, axis: str, load: Load, size: int, fitting: int, over: int
+) -> tuple[int, int]:
+    """The largest size known to fit, and the smallest known not to, after one more was tried."""
+    return (size, over) if load(call.take(axis, size)) <= 1 else (fitting, size)
 
 
 def _product(counts: dict[str, int]) -> int:
@@ -146,7 +154,5 @@ def _nest(call: Call, counts: dict[str, int]) -> Optional[Plan]:
     for axis in reversed(AXES):
         chunks = counts.get(axis, 1)
         if chunks > 1:
-            unit = call.unit(axis)
-            sizes = tuple(size * unit for size in balanced(call.units(axis), chunks))
-            plan = Plan(axis, sizes, plan)
+            plan = Plan(axis, balanced(call.units(axis), chunks, call.unit(axis)), plan)
     return plan

@@ -12,6 +12,7 @@ from typing import Any, Optional
 import torch
 
 from .call import Call
+from .dynamo import uncompiled
 from .judge import Finding
 from .plan import Plan
 from .table import render
@@ -105,6 +106,7 @@ class Report:
         """Whether no call was over a limit."""
         return self._over == 0
 
+    @uncompiled
     def saw(self) -> None:
         """Count one judged call."""
         with _lock:

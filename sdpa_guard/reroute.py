@@ -27,6 +27,14 @@ class Split(NamedTuple):
     arguments: Arguments
 
 
+class Decision(NamedTuple):
+    """What to do with a call: split it, or leave it as it is."""
+
+    split: Optional[Split] = None
+    #: Inside every bound, whichever backend takes it.
+    inside: bool = False
+
+
 class _NotPlainError(Exception):
     """The call is none that the guard judges."""
 
@@ -49,9 +57,11 @@ def reroute(
         split = _trace(arguments, settings)
     else:
         try:
-            split = _decide_safely(arguments, settings)
+            split, inside = _decide_safely(arguments, settings)
         except _NotPlainError:
             return (unjudged or torch_call)(*args, **kwargs)
+        if inside:
+            settings.trust(args, kwargs)
         torch_call = _counted(torch_call, settings) if split else torch_call
     if split is None:
         return torch_call(*args, **kwargs)
@@ -95,7 +105,7 @@ def _trace(arguments: Arguments, settings: Settings) -> Optional[Split]:
     return None if plan is None else Split(plan, arguments)
 
 
-def _decide_safely(arguments: Arguments, settings: Settings) -> Optional[Split]:
+def _decide_safely(arguments: Arguments, settings: Settings) -> Decision:
     """The decision; a fault of the guard's own leaves the call as it is, with one warning."""
     try:
         return _decide(arguments, settings)
@@ -108,10 +118,10 @@ def _decide_safely(arguments: Arguments, settings: Settings) -> Optional[Split]:
             "Please report it with the shapes of the call."
         )
         settings.warn_once("fault", message, call_site())
-        return None
+        return Decision()
 
 
-def _decide(arguments: Arguments, settings: Settings) -> Optional[Split]:
+def _decide(arguments: Arguments, settings: Settings) -> Decision:
     call = read(arguments, settings.device_types)
     if call is None:
         raise _NotPlainError
@@ -122,14 +132,14 @@ def _decide(arguments: Arguments, settings: Settings) -> Optional[Split]:
     release = _release(call, settings, real)
     beyond = settings.beyond(call, release)
     if not beyond and not settings.report.lists_every_call:
-        return None
+        return Decision(inside=True)
     taken = _taken_by(arguments, settings) if asks else backends.enabled()
     beyond = [f for f in beyond if f.limit.backend in taken]
     if not beyond:
         if settings.report.lists_every_call:
             found = [f for f in settings.examined(call, release) if f.limit.backend in taken]
             settings.report.inside(call_site(), call, fullest(found))
-        return None
+        return Decision()
     call = call.with_numbers()
     plan = settings.plan(call, release, taken)
     while asks and plan is not None:
@@ -140,7 +150,7 @@ def _decide(arguments: Arguments, settings: Settings) -> Optional[Split]:
             break
         taken |= others
         plan = settings.plan(call, release, taken)
-    return _act(call, arguments, beyond, plan, release, settings)
+    return Decision(_act(call, arguments, beyond, plan, release, settings))
 
 
 def _act(

@@ -18,6 +18,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
+from .dynamo import uncompiled
 from .settings import Settings
 
 _KEY = "sdpa_guard"
@@ -34,6 +35,7 @@ class Scope(NamedTuple):
     outer: Optional[Scope]
 
 
+@uncompiled
 def current() -> Optional[Scope]:
     """The innermost scope of this thread, or of the thread whose backward this one works for."""
     if not torch._C._is_key_in_tls(_KEY):
@@ -42,6 +44,7 @@ def current() -> Optional[Scope]:
     return scope
 
 
+@uncompiled
 def in_force() -> Optional[Settings]:
     """The settings to judge a call on this thread by; None where it is to be left alone."""
     innermost = current()

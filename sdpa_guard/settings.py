@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Optional
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Optional
 
 import torch
 
 from .call import Call
+from .dynamo import uncompiled
 from .errors import SDPAGuardWarning, check_names
 from .judge import Finding, examine, exceeded, remedy
 from .limit import Limit
 from .plan import Plan
 from .release import Release, parse_release
 from .reports import Report, Site
+from .signature import signature
 
 POLICIES = ("split", "warn", "raise")
 #: The device types whose calls can be judged as CUDA calls.
 DEVICE_TYPES = ("cpu", "cuda", "meta")
+#: Calls that a guard remembers; a run with ever new shapes must not fill the memory.
+_MOST = 4096
 
 
 class Settings:
@@ -42,10 +47,33 @@ class Settings:
         #: Equal for equal settings, also in other processes.
         self.token = _token(policy, limits, release, device_types)
         self.report = Report()
+        #: The signatures of calls that were inside every bound.
+        self._trusted: set[Hashable] = set()
         self._warned: set[object] = set()
-        self._remembered = functools.lru_cache(maxsize=4096)(self._measure)
+        self._remembered = functools.lru_cache(maxsize=_MOST)(self._measure)
         #: The plan for the limits of some backends, remembered by the call's facts.
-        self.plan = functools.lru_cache(maxsize=4096)(self._plan)
+        self.plan = functools.lru_cache(maxsize=_MOST)(self._plan)
+
+    @uncompiled
+    def recognises(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Count a call that was inside every bound before; say of any other that it is none."""
+        try:
+            if signature(args, kwargs) not in self._trusted:
+                return False
+        except TypeError:
+            return False  # symbolic sizes
+        self.report.saw()
+        return True
+
+    def trust(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Recognise such calls from now on."""
+        seen = signature(args, kwargs)
+        if seen is None:
+            return
+        if len(self._trusted) >= _MOST:
+            self._trusted.clear()
+        with contextlib.suppress(TypeError):
+            self._trusted.add(seen)
 
     def beyond(self, call: Call, release: Optional[Release]) -> list[Finding]:
         """The limits that the call is over, whichever backend takes it; remembered by its facts."""

@@ -238,7 +238,7 @@ def test_doctor_reads_the_variable():
 # --- All of them --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["check", "limits", "doctor", "run", "autoload"])
+@pytest.mark.parametrize("command", ["check", "limits", "doctor", "run", "probe", "autoload"])
 def test_help_has_an_example(command):
     result = script(command, "--help")
     assert result.returncode == 0

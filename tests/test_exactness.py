@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from exactness_cases import HAS_GQA, SPLITS, Case, attend, build, cases
 from hypothesis import example, given, settings
 from lowered import BY_ID, NESTED, lowered
@@ -282,6 +284,28 @@ def test_one_join_and_no_other_copy(axis: str) -> None:
     assert backward.counts["slice_backward"] == backward.counts["select_backward"] == 0
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_without_gradients_only_one_chunk_is_held_beside_the_result(transposed: bool) -> None:
+    shape = (5, 4, 6, 8)
+    query = torch.randn(shape).transpose(1, 2) if transposed else torch.randn(shape)
+    chunks: list[weakref.ref[torch.Tensor]] = []
+    held = []
+
+    def torch_call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        held.append(sum(chunk() is not None for chunk in chunks))
+        chunk = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+        chunks.append(weakref.ref(chunk))
+        return chunk
+
+    plan = Plan(BATCH, (2, 2, 1), Plan(HEADS, (2, 2)) if not transposed else None)
+    with torch.no_grad():
+        result = chunked.run(plan, torch_call, Arguments(query, query, query, None, {}))
+    whole = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    torch.testing.assert_close(result, whole)
+    assert steps(result) == steps(whole)
+    assert max(held) == 0 < len(held)
+
+
 @pytest.mark.parametrize("mask_shape", [None, (3, 1, 3), (3, 3)])
 @pytest.mark.parametrize("axis", [HEADS, ROWS])
 def test_three_dimensions(axis: str, mask_shape: Optional[tuple[int, ...]]) -> None:
@@ -321,3 +345,19 @@ def test_no_chunk_meets_a_limit_that_the_whole_call_does_not() -> None:
     with SDPAGuard(limits=(*lowered(ROWS, 2), BY_ID["E12"]), device_types=("cpu",)) as guard:
         attend(Arguments(query, key, key, None, {}))
     assert guard.report.as_dict()["sites"][0]["plan"]["axis"] == CONTIGUOUS
+
+
+def test_forward_mode_derivatives_pass_through_a_split() -> None:
+    query, tangent = torch.randn(2, 3, 2, 4, 8, dtype=torch.float64)
+
+    def derivative() -> torch.Tensor:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(query, tangent)
+            # Next to no dropout keeps the CPU from its fused kernel, which has no such derivative.
+            out = torch.nn.functional.scaled_dot_product_attention(dual, dual, dual, None, 1e-12)
+            return forward_ad.unpack_dual(out).tangent
+
+    expected = derivative()
+    with Case(axis=BATCH).guard() as guard:
+        torch.testing.assert_close(derivative(), expected)
+    assert guard.report.split == 1

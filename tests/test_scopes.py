@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+from autocast import cuda_autocast
 from child import python
 from lowered import BY_ID
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,8 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdpa_guard import OversizedCallError, SDPAGuard, SDPAGuardError, SDPAGuardWarning
 from sdpa_guard.testing import record_calls
 
-#: torch 2.3 has one autocast function for each device type instead.
-BY_DEVICE = hasattr(torch, "get_autocast_dtype")
 BATCH = BY_ID["F2b"]
 
 
@@ -328,24 +327,6 @@ def test_autocast_counts_as_the_kernel_sees_it():
             scaled_dot_product_attention(query, query, query)
     assert opened.report.split == 1
     assert "bfloat16" in opened.report.as_dict()["sites"][0]["shape"]
-
-
-class cuda_autocast:  # noqa: N801 - reads as a context manager
-    """``torch.autocast("cuda", torch.bfloat16)``, which turns itself off on a CPU-only torch."""
-
-    def __enter__(self) -> None:
-        if BY_DEVICE:
-            torch.set_autocast_dtype("cuda", torch.bfloat16)
-            torch.set_autocast_enabled("cuda", True)
-        else:
-            torch.set_autocast_gpu_dtype(torch.bfloat16)
-            torch.set_autocast_enabled(True)
-
-    def __exit__(self, *exc_info: object) -> None:
-        if BY_DEVICE:
-            torch.set_autocast_enabled("cuda", False)
-        else:
-            torch.set_autocast_enabled(False)
 
 
 def test_cpu_autocast_gives_the_unguarded_result():

@@ -1,0 +1,209 @@
+"""Calls that come again: each is judged as if it were the first."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import pytest
+import torch
+from autocast import cuda_autocast
+from lowered import BY_ID, lowered
+from torch.nn.functional import scaled_dot_product_attention
+
+import sdpa_guard
+from sdpa_guard import LIMITS, Report, SDPAGuard
+from sdpa_guard.call import BATCH, ROWS
+from sdpa_guard.testing import record_calls
+
+DEVICE_TYPES = ("cpu", "meta")
+Door = Callable[..., contextlib.AbstractContextManager[Report]]
+
+
+@contextlib.contextmanager
+def scoped(**settings: Any) -> Iterator[Report]:
+    with SDPAGuard(device_types=DEVICE_TYPES, **settings) as opened:
+        yield opened.report
+
+
+@contextlib.contextmanager
+def process_wide(**settings: Any) -> Iterator[Report]:
+    sdpa_guard.enable(device_types=DEVICE_TYPES, **settings)
+    try:
+        yield sdpa_guard.report()
+    finally:
+        sdpa_guard.disable()
+
+
+under_both_doors = pytest.mark.parametrize("door", [scoped, process_wide])
+
+
+def tensor(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.randn(shape, **options)
+
+
+Q = tensor(4, 2, 8, 16)
+META = Q.to("meta")
+MASK = tensor(8, 8)
+
+
+def without_grad(query: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return scaled_dot_product_attention(query, Q, Q)
+
+
+def under_autocast(query: torch.Tensor) -> torch.Tensor:
+    with cuda_autocast():
+        return scaled_dot_product_attention(query, query, query)
+
+
+def rows_apart(length: int) -> torch.Tensor:
+    return tensor(length, 4, 2, 16).permute(1, 2, 0, 3)
+
+
+#: A limit that is lowered to a bound; a call inside of it, and one over it that looks like it.
+LOOKALIKES: dict[str, tuple[str, int, Callable[[], object], Callable[[], object]]] = {
+    "wants a gradient": (
+        "F1",
+        4096,
+        lambda: scaled_dot_product_attention(Q, Q, Q),
+        lambda: scaled_dot_product_attention(Q.clone().requires_grad_(), Q, Q),
+    ),
+    "grad mode": (
+        "F1",
+        4096,
+        lambda: without_grad(Q.clone().requires_grad_()),
+        lambda: scaled_dot_product_attention(Q.clone().requires_grad_(), Q, Q),
+    ),
+    "dropout": (
+        "E2",
+        2,
+        lambda: scaled_dot_product_attention(Q, Q, Q, None, 0.0),
+        lambda: scaled_dot_product_attention(Q, Q, Q, None, 0.5),
+    ),
+    "mask": (
+        "E6",
+        50,
+        lambda: scaled_dot_product_attention(Q, Q, Q, MASK[:1]),
+        lambda: scaled_dot_product_attention(Q, Q, Q, MASK),
+    ),
+    "a mask that wants a gradient": (
+        "E3",
+        2,
+        lambda: scaled_dot_product_attention(Q, Q, Q, MASK),
+        lambda: scaled_dot_product_attention(Q, Q, Q, MASK.clone().requires_grad_()),
+    ),
+    "strides of the key": (
+        "E8",
+        128,
+        lambda: scaled_dot_product_attention(Q, Q, Q),
+        lambda: scaled_dot_product_attention(Q, rows_apart(8), Q),
+    ),
+    "strides of the value": (
+        "E8",
+        128,
+        lambda: scaled_dot_product_attention(Q, Q, Q),
+        lambda: scaled_dot_product_attention(Q, Q, rows_apart(8)),
+    ),
+    "dtype": (
+        "F2b",
+        2,
+        lambda: scaled_dot_product_attention(META, META, META),
+        lambda: scaled_dot_product_attention(META.half(), META.half(), META.half()),
+    ),
+    "autocast": (
+        "F2b",
+        2,
+        lambda: scaled_dot_product_attention(META, META, META),
+        lambda: under_autocast(META),
+    ),
+    "device": (
+        "F2b",
+        2,
+        lambda: scaled_dot_product_attention(META, META, META),
+        lambda: scaled_dot_product_attention(Q, Q, Q),
+    ),
+}
+
+
+@under_both_doors
+@pytest.mark.parametrize("fact", LOOKALIKES)
+def test_a_call_over_a_limit_is_split_however_alike_one_inside_was(fact, door: Door):
+    limit_id, bound, inside, over = LOOKALIKES[fact]
+    limit = dataclasses.replace(BY_ID[limit_id], bound=bound)
+    with door(limits=[limit]) as report:
+        inside()
+        inside()
+        assert (report.calls, report.split) == (2, 0)
+        over()
+        inside()
+        over()
+    assert (report.calls, report.split) == (5, 2)
+    assert report.as_dict()["ratios"][limit_id] > 1
+
+
+def test_a_call_under_vmap_is_split_though_the_same_alone_was_inside():
+    lanes = tensor(3, *Q.shape)
+    with SDPAGuard(limits=lowered(BATCH, 4), device_types=("cpu",)) as guard:
+        scaled_dot_product_attention(Q, Q, Q)
+        torch.vmap(lambda query: scaled_dot_product_attention(query, Q, Q))(lanes)
+    assert (guard.report.calls, guard.report.split) == (2, 1)
+
+
+@under_both_doors
+def test_a_call_that_is_left_as_it_is_is_over_its_limit_each_time(door: Door):
+    with door(policy="warn", limits=lowered(BATCH, 1)) as report, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            scaled_dot_product_attention(Q, Q, Q)
+    assert [site["calls"] for site in report.as_dict()["sites"]] == [3]
+    assert not report.fits
+
+
+@under_both_doors
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (lambda: ((Q, Q, Q), {"is_causal": False}), lambda: ((Q, Q, Q), {"is_causal": 0})),
+        (lambda: ((Q, Q, Q), {}), lambda: ((Q, Q.double(), Q), {})),
+        (lambda: ((Q, Q, Q), {}), lambda: ((Q, Q.to("meta"), Q), {})),
+        (lambda: ((Q, Q, Q), {}), lambda: ((Q, Q, Q), {"scal": 1.0})),
+        (lambda: ((Q, Q, Q), {"dropout_p": 0.5}), lambda: ((Q, Q, Q), {"dropout_p": 1.5})),
+    ],
+    ids=["not a bool", "dtypes", "devices", "a misspelt option", "a probability over one"],
+)
+def test_a_wrong_call_fails_as_torch_fails_after_a_right_one(door: Door, right, wrong):
+    def fault(arguments: Any) -> str:
+        args, kwargs = arguments
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            scaled_dot_product_attention(*args, **kwargs)
+        return f"{raised.type.__name__}: {raised.value}"
+
+    expected = fault(wrong())
+    with door():
+        for _ in range(2):
+            args, kwargs = right()
+            scaled_dot_product_attention(*args, **kwargs)
+        assert [fault(wrong()), fault(wrong())] == [expected, expected]
+
+
+@under_both_doors
+def test_calls_that_come_again_are_recorded_and_counted(door: Door):
+    with record_calls() as calls, door(limits=LIMITS) as report:
+        for _ in range(3):
+            scaled_dot_product_attention(Q, Q, Q, attn_mask=MASK, scale=0.5)
+    assert len(calls) == report.calls == 3
+    assert len({str(call) for call in calls}) == 1
+
+
+@under_both_doors
+def test_each_shape_of_a_long_run_is_judged(door: Door):
+    with door(limits=lowered(ROWS, 30)) as report:
+        for _ in range(2):
+            for length in range(1, 40):
+                scaled_dot_product_attention(Q[:1, :, :1].expand(1, 2, length, 16), Q[:1], Q[:1])
+    assert report.calls == 78
+    assert report.split == 18
