@@ -9,6 +9,16 @@ from collections.abc import Sequence
 WIDTH = 100
 
 
+def fill(text: str) -> str:
+    """A paragraph."""
+    return "\n".join(_wrap(text, WIDTH))
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    # A hyphen is part of a name here, as in "sdpa-guard".
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> str:
     """An aligned table; the widest columns are wrapped until a line fits the width."""
     table = [tuple(header), *map(tuple, rows)]
@@ -17,7 +27,7 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = WI
         widths[widths.index(max(widths))] -= 1
     lines = []
     for number, row in enumerate(table):
-        cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, widths)]
+        cells = [_wrap(cell, size) or [""] for cell, size in zip(row, widths)]
         for line in range(max(map(len, cells))):
             parts = [cell[line] if line < len(cell) else "" for cell in cells]
             text = "  ".join(part.ljust(size) for part, size in zip(parts, widths))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import textwrap
 from collections.abc import Sequence
 from typing import Any, Optional, SupportsIndex
 
 import torch
 
-from .backends import BACKENDS
+from .backends import BACKENDS, takes
 from .call import Call, contiguous, padded_mask_row
 from .errors import check_names
 from .judge import Finding, examine, exceeded, remedy
 from .limit import Limit
 from .limits import LIMITS
 from .plan import Plan
-from .release import RUNNING_TORCH, Release, parse_release
-from .table import WIDTH, render
+from .release import RELEASES, RUNNING_TORCH, Release, parse_release
+from .table import fill, render
 
 #: The largest size that ``check`` takes: no tensor has one as large.
 MOST = 2**40
@@ -37,6 +36,8 @@ class Verdict:
     plan: Optional[Plan]
     #: The limits of the backends that were asked about.
     judged: tuple[Limit, ...] = dataclasses.field(repr=False)
+    #: The backends that were asked about.
+    asked: tuple[str, ...] = dataclasses.field(repr=False)
 
     @property
     def ok(self) -> bool:
@@ -63,7 +64,7 @@ class Verdict:
             outcome = f"must be split: {self.plan}"
         sentence = f"{self.call} on {release} {outcome}"
         if not self.findings:
-            return textwrap.fill(f"{sentence}; no fused backend takes it", WIDTH)
+            return fill(f"{sentence}; {self._no_findings()}")
         rows = [
             (
                 "OVER" if finding.over else "ok",
@@ -76,7 +77,18 @@ class Verdict:
             for finding in self.findings
         ]
         table = render(("", "limit", "pass", "counted", "bound", "used"), rows)
-        return f"{textwrap.fill(sentence, WIDTH)}\n\n{table}"
+        return f"{fill(sentence)}\n\n{table}"
+
+    def _no_findings(self) -> str:
+        releases = RELEASES if self.release is None else (self.release,)
+        takers = [b for b in self.asked if any(takes(b, self.call, r) for r in releases)]
+        if takers:
+            return f"{' and '.join(takers)} could take it, with no known limit"
+        if not self.asked:
+            return "no backend was asked about"
+        if set(self.asked) == set(BACKENDS):
+            return "no fused backend takes it"
+        return f"{' and '.join(self.asked)} would not take it"
 
 
 def check(
@@ -161,7 +173,7 @@ def check(
     judged = tuple(limit for limit in LIMITS if limit.backend in backends)
     findings = sorted(examine(call, judged, release), key=lambda f: -f.ratio)
     plan = remedy(call, judged, release) if any(f.over for f in findings) else None
-    return Verdict(call, release, tuple(findings), plan, judged)
+    return Verdict(call, release, tuple(findings), plan, judged, backends)
 
 
 def largest_batch(verdict: Verdict) -> Optional[int]:

@@ -72,6 +72,21 @@ def test_no_fused_backend_at_all():
     assert "no fused backend takes it" in str(verdict)
 
 
+@pytest.mark.parametrize(
+    ("backends", "facts", "said"),
+    [
+        (["cudnn"], {}, "cudnn could take it, with no known limit"),
+        (["cudnn"], {"dtype": torch.float32}, "cudnn would not take it"),
+        (["flash", "cudnn"], {"dtype": torch.float32}, "flash and cudnn would not take it"),
+        ([], {}, "no backend was asked about"),
+    ],
+)
+def test_no_finding_is_no_word_of_all_backends(backends, facts, said):
+    verdict = check(8, 4, 1024, 64, torch_version="2.13.0", backends=backends, **facts)
+    assert verdict.findings == ()
+    assert str(verdict).endswith(f"fits in one call; {said}")
+
+
 class Index:
     """A whole number of another library, such as numpy's, which may be 32 bits wide."""
 
