@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Optional
 
+from . import __version__
 from .commands import autoload, check, doctor, limits, probe, run
-from .commands.parser import Parser
+from .commands.parser import Parser, drop, flush, say
 
 _COMMANDS = (check, limits, doctor, run, probe, autoload)
 #: What a shell reports of a program that a signal ended.
@@ -18,20 +18,37 @@ _BY_SIGNAL = 128
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns its exit status. A usage error exits with status 2."""
+    parser = _parser()
+    status: int
+    try:
+        options = parser.parse_args(arguments)
+        parser = options.parser
+        if options.act is not run.act:
+            status = options.act(options)
+            flush()
+            return status
+    except KeyboardInterrupt:
+        return _BY_SIGNAL + signal.SIGINT
+    except OSError as fault:
+        broken_pipe = isinstance(fault, BrokenPipeError)
+        if not broken_pipe:
+            say(f"{parser.prog}: error: {fault}")
+        if sys.stdout is not None:
+            drop(sys.stdout)
+        return _BY_SIGNAL + signal.SIGPIPE if broken_pipe else 1
+    # Nothing is caught: the program ends as python would end it.
+    status = run.act(options)
+    return status
+
+
+def _parser() -> Parser:
     parser = Parser(prog="sdpa-guard", description="Keep attention calls within their kernels.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND")
     for command in _COMMANDS:
         command.add(commands)
-    options = parser.parse_args(arguments)
-    try:
-        status: int = options.act(options)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        if options.act is run.act:
-            raise  # the program's own end, as python would show it
-        return _BY_SIGNAL + signal.SIGINT
-    except BrokenPipeError:
-        # Python flushes once more at its end, and would complain then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BY_SIGNAL + signal.SIGPIPE
-    return status
+    parser.set_defaults(
+        act=lambda _: parser.error(f"give a command: {', '.join(commands.choices)}"),
+        parser=parser,
+    )
+    return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Optional
 
 import torch
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 
 class Release(NamedTuple):
@@ -37,7 +37,7 @@ def parse_release(torch_version: Optional[str]) -> Optional[Release]:
         raise TypeError(f"torch_version must be a string such as '2.9.0', not {torch_version!r}")
     try:
         release = _release(torch_version)
-    except (InvalidVersion, TypeError):
+    except (ValueError, TypeError):  # InvalidVersion, or too many digits for Python
         raise ValueError(
             f"torch_version must be a release such as '2.9.0', not {torch_version!r}"
         ) from None

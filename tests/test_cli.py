@@ -16,6 +16,7 @@ from lowered import BY_ID
 from test_cases import CASES
 from test_seed_table import ROWS
 
+import sdpa_guard
 from sdpa_guard import LIMITS
 from sdpa_guard.cli import main
 from sdpa_guard.release import RELEASES, RUNNING_TORCH
@@ -152,7 +153,7 @@ def test_check_names_the_limit_of_a_reported_case(case):
         (["0x4x16x64"], "argument SHAPE: batch must be 1 or more"),
         ([f"{2**41}x4x16x64"], f"argument SHAPE: batch must be 1 or more, {2**40} at most"),
         ([FAILING, "--seq-k", "0"], "argument --seq-k: seq_k must be 1 or more"),
-        ([FAILING, "--seq-k", "many"], "argument --seq-k: invalid int value: 'many'"),
+        ([FAILING, "--seq-k", "many"], "argument --seq-k: must be a whole number, not 'many'"),
         ([FAILING, "--kv-heads", "3"], "argument --kv-heads: kv_heads must divide heads (4)"),
         ([FAILING, "--dropout", "1.5"], "argument --dropout: dropout_p must be between 0 and 1"),
         ([FAILING, "--dropout", "nan"], "argument --dropout: dropout_p must be between 0 and 1"),
@@ -243,6 +244,10 @@ def test_help_has_an_example(command):
     result = script(command, "--help")
     assert result.returncode == 0
     assert f"example: sdpa-guard {command} " in result.stdout
+
+
+def test_it_has_a_version():
+    assert script("--version").stdout == f"sdpa-guard {sdpa_guard.__version__}\n"
 
 
 def test_a_closed_pipe_is_silent():

@@ -48,10 +48,15 @@ def test_the_variable_of_the_guard_changes_nothing():
         *(
             ([option, value], f"argument {option}: must be a number greater than 0, not {value!r}")
             for option, values in {
-                "--max-memory": ("-1", "0", "nan", "inf", "1e999", "many", "", "1 GiB"),
-                "--timeout": ("-0.0", "nan", "1e999", "1m"),
+                "--max-memory": ("-1", "0", "nan", "inf", "1e999"),
+                "--timeout": ("-0.0", "nan", "1e999"),
             }.items()
             for value in values
+        ),
+        *(
+            ([option, value], f"argument {option}: must be a number, not {value!r}")
+            for option in ("--max-memory", "--timeout")
+            for value in ("many", "", "1 GiB", "1m", "1_0", "\u0661")
         ),
         (
             ["--max-memory=-inf"],
@@ -60,6 +65,7 @@ def test_the_variable_of_the_guard_changes_nothing():
         (["--save", "missing/saved.json"], "argument --save: cannot write 'missing/saved.json': "),
         (["--save", "folder"], "argument --save: cannot read 'folder': "),
         (["--save", ""], "argument --save: cannot read '.': "),
+        (["--save", "/dev/zero"], "argument --save: cannot read '/dev/zero': it is no regular"),
         (["--save", "x" * 5000], "argument --save: cannot read 'xxx"),
         (["--save", "empty"], "argument --save: 'empty' is damaged, or no file of probe's: "),
         (["--save", "binary"], "argument --save: 'binary' is damaged, or no file of probe's: "),

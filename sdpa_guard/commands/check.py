@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from typing import Any, Optional
 
@@ -15,12 +14,12 @@ import torch
 
 from ..backends import BACKENDS
 from ..release import RELEASES, Release
-from ..table import WIDTH, render
+from ..table import fill, render
 from ..verdict import Verdict, check, largest_batch
-from .parser import Commands, add_command
+from .parser import Commands, add_command, fraction, shortened, whole_number
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_SHAPE = re.compile(r"\d+(?:x\d+){3}")
+_SHAPE = re.compile(r"[0-9]+(?:x[0-9]+){3}")
 
 
 def add(commands: Commands) -> None:
@@ -39,14 +38,18 @@ def add(commands: Commands) -> None:
         help="batch x heads x query length x head dim, as 400x4x10496x128; "
         "- reads shapes from standard input, one a line",
     )
-    parser.add_argument("--seq-k", type=int, metavar="N", help="key length (default: the query's)")
-    parser.add_argument("--kv-heads", type=int, metavar="N", help="key/value heads (default: all)")
+    parser.add_argument(
+        "--seq-k", type=whole_number, metavar="N", help="key length (default: the query's)"
+    )
+    parser.add_argument(
+        "--kv-heads", type=whole_number, metavar="N", help="key/value heads (default: all)"
+    )
     parser.add_argument(
         "--dtype", choices=_DTYPES, default="bfloat16", help="what the kernel is given"
     )
     parser.add_argument("--mask", action="store_true", help="with an attention mask")
     parser.add_argument("--mask-requires-grad", action="store_true", help="which wants a gradient")
-    parser.add_argument("--dropout", type=float, default=0.0, metavar="P")
+    parser.add_argument("--dropout", type=fraction, default=0.0, metavar="P")
     parser.add_argument("--causal", action="store_true", help="with is_causal")
     parser.add_argument("--inference", action="store_true", help="no backward follows")
     parser.add_argument(
@@ -82,7 +85,10 @@ def _shapes(options: argparse.Namespace) -> Iterator[str]:
         if given != "-":
             yield given
             continue
-        lines = [line.strip() for line in sys.stdin]
+        try:
+            lines = [line.strip() for line in sys.stdin or ()]  # None where it is closed
+        except (OSError, UnicodeError) as fault:
+            options.parser.error(f"argument SHAPE: standard input cannot be read: {fault}")
         if not any(lines):
             options.parser.error("argument SHAPE: there is no shape on standard input")
         yield from filter(None, lines)
@@ -92,10 +98,10 @@ def _facts(options: argparse.Namespace, shape: str) -> dict[str, Any]:
     """The arguments of ``sdpa_guard.check``."""
     if not _SHAPE.fullmatch(shape):
         options.parser.error(
-            f"argument SHAPE: {shape!r} must be four whole numbers, batch x heads x query length "
-            "x head dim, as 400x4x10496x128"
+            f"argument SHAPE: {shortened(shape, 60)!r} must be four whole numbers, "
+            "batch x heads x query length x head dim, as 400x4x10496x128"
         )
-    batch, heads, seq_q, head_dim = map(int, re.split("x", shape))
+    batch, heads, seq_q, head_dim = map(whole_number, shape.split("x"))
     return {
         "batch": batch,
         "heads": heads,
@@ -175,7 +181,7 @@ class _InEachRelease:
             return f"{call} fits in one call on every supported torch"
         releases = [f"{release.major}.{release.minor}" for release in self.verdicts]
         failing = [r for r, v in zip(releases, self.verdicts.values()) if not v.ok]
-        sentence = textwrap.fill(f"{call} is over a limit on torch {', '.join(failing)}", WIDTH)
+        sentence = fill(f"{call} is over a limit on torch {', '.join(failing)}")
         table = render(("limit", *releases), [(limit, *cells) for limit, cells in over.items()])
         return f"{sentence}\n\n{table}"
 

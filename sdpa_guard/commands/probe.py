@@ -15,7 +15,7 @@ from ..probing.runner import probe
 from ..probing.savefile import SaveFile, SaveFileError
 from ..probing.shapes import shapes
 from ..release import RUNNING_TORCH
-from .parser import Commands, add_command
+from .parser import Commands, add_command, fraction, say
 
 
 def add(commands: Commands) -> None:
@@ -63,10 +63,7 @@ def add(commands: Commands) -> None:
 
 
 def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = fraction(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text!r}")
     return number
@@ -85,7 +82,7 @@ def _act(options: argparse.Namespace) -> int:
         work = shapes(limits, RUNNING_TORCH, memory, options.quick, gpu.dtype)
         outcome = probe(work, gpu.name, saved=saved, timeout=options.timeout)
     except (NoGPUError, SaveFileError) as fault:
-        print(f"sdpa-guard probe: {fault}", file=sys.stderr)
+        say(f"sdpa-guard probe: {fault}")
         return 1
     print(json.dumps(outcome.as_dict(), indent=2) if options.json else outcome)
     return 0 if outcome.is_good else 1

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from typing import TextIO
+from typing import Optional, TextIO
 
 _BAR = 20
 
 
 class Progress:
-    """Writes to a stream; ``close`` it."""
+    """Writes to a stream, or to none; ``close`` it."""
 
-    def __init__(self, stream: TextIO, total: int) -> None:
+    def __init__(self, stream: Optional[TextIO], total: int) -> None:
         self._stream = stream
         self._total = total
         self._line = ""
-        self._rewrites = stream.isatty()
+        self._rewrites = stream is not None and stream.isatty()
 
     def begin(self, number: int, title: str) -> None:
         """The measurement of that number starts, counted from 1."""
@@ -35,5 +35,6 @@ class Progress:
             self._show("\r\x1b[2K")
 
     def _show(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        if self._stream is not None:
+            self._stream.write(text)
+            self._stream.flush()

@@ -33,7 +33,7 @@ def probe(
         saved: what is in it is not measured again, what is measured is added to it at once.
         timeout: the seconds that a process may take.
         command: the program that a child runs; a question in JSON is added.
-        progress: where it is said how far the probe is; standard error unless given.
+        progress: where it is said how far the probe is; standard error, if open, unless given.
 
     Raises SaveFileError if the save file can no longer be written.
     """

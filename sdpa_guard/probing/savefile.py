@@ -90,6 +90,8 @@ def _unwritable(path: Path, fault: OSError) -> SaveFileError:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
+        if path.exists() and not path.is_file():
+            raise SaveFileError(f"cannot read {str(path)!r}: it is no regular file")
         held = json.loads(path.read_text())
     except FileNotFoundError:
         return []
