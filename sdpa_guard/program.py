@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import os
 import pkgutil
@@ -16,17 +17,23 @@ _run_as_main: Callable[..., Any] = getattr(runpy, "_run_module_as_main")  # noqa
 _OUR_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 
 
-def run_script(path: str, arguments: Sequence[str]) -> None:
-    """As ``python PATH ARGUMENTS``: a file, or a folder or zip file with a ``__main__.py``.
+def script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
+    """What runs as ``python PATH ARGUMENTS``: a file, or a folder or zip file of a ``__main__``.
 
-    Raises OSError if the file cannot be read, else what the program raises.
+    Raises OSError if the file cannot be read; what it returns raises what the program raises.
     """
     if pkgutil.get_importer(path) is not None:
-        _become([path, *arguments], os.path.abspath(path))
-        _run(lambda: _run_as_main("__main__", alter_argv=False))
-        return
-    with open(path, "rb") as script:
-        source = script.read()
+        return functools.partial(_run_folder, path, arguments)
+    with open(path, "rb") as file:
+        return functools.partial(_run_source, file.read(), path, arguments)
+
+
+def _run_folder(path: str, arguments: Sequence[str]) -> None:
+    _become([path, *arguments], os.path.abspath(path))
+    _run(lambda: _run_as_main("__main__", alter_argv=False))
+
+
+def _run_source(source: bytes, path: str, arguments: Sequence[str]) -> None:
     main = _become([path, *arguments], os.path.dirname(os.path.realpath(path)))
     file = os.path.abspath(path)
     loader = importlib.machinery.SourceFileLoader("__main__", file)

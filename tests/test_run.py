@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,9 @@ print(policy, sys.argv[1:])
 sdpa_guard.enable(policy, limits=LOWERED, device_types=DEVICE_TYPES)
 attend()
 """
+
+#: More than the variable says.
+OPTION = ("--policy", "warn")
 
 
 def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -157,6 +161,9 @@ def test_ctrl_c_is_the_signals(program):
         (["--policy", "slice", "x.py"], "argument --policy: invalid choice: 'slice'"),
         (["--report", "no/where.json", "program.py"], "argument --report: cannot write a file at"),
         (["--report", ".", "program.py"], "argument --report: cannot write a file at '.'"),
+        (["--report", "program.py/x", "program.py"], "argument --report: cannot write a file at"),
+        (["--report", "", "program.py"], "argument --report: a file's name cannot be empty"),
+        ([""], "argument SCRIPT: no such file: ''"),
         ([], "the following arguments are required"),
     ],
 )
@@ -168,31 +175,50 @@ def test_a_usage_error_is_one_line_and_status_2(program, arguments, message):
     assert line.startswith(f"sdpa-guard run: error: {message}")
 
 
+def test_a_script_that_cannot_be_read_is_a_usage_error(program):
+    with socket.socket(socket.AF_UNIX) as unreadable:
+        unreadable.bind("socket.py")
+    result = guarded("socket.py")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("sdpa-guard run: error: argument SCRIPT: cannot be read: ")
+
+
+def test_help_says_which_policy_is_in_force():
+    said = " ".join(guarded("--help").stdout.split())
+    assert "what to do with a call over a limit, whatever SDPA_GUARD says" in said
+    assert "(default: what SDPA_GUARD says, split if it is not set)" in said
+    assert "[-m] SCRIPT [ARGS ...]" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "policy"),
+    [((), "raise", "raise"), ((), " ON ", "split"), ((), "", "split"), (OPTION, "raise", "warn")],
+)
+def test_the_policy_is_the_option_else_the_variable_else_split(program, arguments, value, policy):
+    Path("program.py").write_text("import sdpa_guard.scope as s; print(s.process_wide.policy)")
+    result = guarded(*arguments, "program.py", env={"SDPA_GUARD": value})
+    assert (result.returncode, result.stdout) == (0, f"{policy}\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--report", "report.json")])
+def test_the_variable_can_say_that_nothing_is_guarded(program, arguments):
+    Path("program.py").write_text("import sdpa_guard; print(sdpa_guard.is_enabled())")
+    result = guarded(*arguments, "program.py", env={"SDPA_GUARD": "0"})
+    assert (result.returncode, result.stdout) == (0, "False\n")
+    assert result.stderr == "sdpa-guard run: nothing is guarded, as SDPA_GUARD=0 says\n"
+    assert not arguments or json.loads(Path("report.json").read_text())["calls"] == 0
+
+
+def test_a_wrong_variable_is_a_usage_error_only_where_it_decides(program):
+    wrong = {"SDPA_GUARD": "splti", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    result = guarded("program.py", env=wrong)
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 2
+    assert line.startswith("sdpa-guard run: error: without --policy, SDPA_GUARD must be one of")
+    assert guarded("--policy", "split", "program.py", env=wrong).returncode == 0
+
+
 def test_processes_that_the_program_spawns_inherit_the_guard(program):
     Path("program.py").write_text("import os; print(os.environ['SDPA_GUARD'])")
     assert guarded("--policy", "warn", "program.py").stdout == "warn\n"
-
-
-@pytest.mark.parametrize("folder_exists", [True, False])
-def test_autoload_writes_and_removes_one_line(tmp_path, folder_exists):
-    """In an environment of its own, as the command changes the one it runs in."""
-    from sdpa_guard_autoload import PTH_LINE
-
-    purelib = tmp_path / "purelib"
-    if folder_exists:
-        purelib.mkdir()
-    code = (
-        "import sys, sysconfig; from pathlib import Path; from sdpa_guard import cli;"
-        f"sysconfig.get_path = lambda name: {str(purelib)!r};"
-        "sys.exit(cli.main(sys.argv[1:]))"
-    )
-    result = run("-c", code, "autoload")
-    file = purelib / "sdpa_guard_autoload.pth"
-    if not folder_exists:
-        assert (result.returncode, file.exists()) == (1, False)
-        assert len(result.stderr.splitlines()) == 1
-        return
-    assert file.read_text() == PTH_LINE + "\n"
-    for _ in range(2):
-        assert run("-c", code, "autoload", "--remove").returncode == 0
-        assert not file.exists()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 from sdpa_guard_autoload import VARIABLE
+from sdpa_guard_autoload import policy as policy_of_variable
 
 from .. import dispatcher, program
 from ..settings import POLICIES
-from .parser import Commands, add_command
+from .parser import Commands, Parser, add_command, say
 
 
 def add(commands: Commands) -> None:
@@ -27,7 +28,10 @@ def add(commands: Commands) -> None:
         example="--report report.json train.py --batch-size 512",
     )
     parser.add_argument(
-        "--policy", choices=POLICIES, default="split", help="what to do with a call over a limit"
+        "--policy",
+        choices=POLICIES,
+        help=f"what to do with a call over a limit, whatever {VARIABLE} says "
+        f"(default: what {VARIABLE} says, split if it is not set)",
     )
     parser.add_argument(
         "--report",
@@ -39,24 +43,58 @@ def add(commands: Commands) -> None:
         "-m", action="store_true", dest="as_module", help="run a module, as python -m"
     )
     parser.add_argument("program", metavar="SCRIPT", help="the script, or with -m the module")
-    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
+    rest = parser.add_argument(
+        "arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments"
+    )
+    rest.required = False  # argparse says so of every positional argument
+    parser.usage = "%(prog)s [-h] [--policy POLICY] [--report FILE] [-m] SCRIPT [ARGS ...]"
 
 
 def act(options: argparse.Namespace) -> int:
     """Run the program; returns if it does. Raises what it raises."""
-    if not options.as_module and not os.path.exists(options.program):
-        options.parser.error(f"argument SCRIPT: no such file: {options.program!r}")
+    start = _program(options)
     file = _report_file(options)
-    os.environ[VARIABLE] = options.policy  # for the processes that the program spawns
-    dispatcher.enable(options.policy)
-    atexit.register(_write_report, file, os.getpid())
-    run = program.run_module if options.as_module else program.run_script
-    run(options.program, options.arguments)
+    policy = _policy(options)
+    if policy is None:
+        say(f"sdpa-guard run: nothing is guarded, as {VARIABLE}={os.environ[VARIABLE]} says")
+    else:
+        os.environ[VARIABLE] = policy  # for the processes that the program spawns
+        dispatcher.enable(policy)
+    if policy is not None or file is not None:
+        atexit.register(_write_report, file, os.getpid())
+    start()
     return 0
+
+
+def _program(options: argparse.Namespace) -> Callable[[], None]:
+    parser: Parser = options.parser
+    if options.as_module:
+        return functools.partial(program.run_module, options.program, options.arguments)
+    if not os.path.exists(options.program):
+        parser.error(f"argument SCRIPT: no such file: {options.program!r}")
+    try:
+        return program.script(options.program, options.arguments)
+    except OSError as fault:
+        parser.error(f"argument SCRIPT: cannot be read: {fault}")
+
+
+def _policy(options: argparse.Namespace) -> Optional[str]:
+    """The policy that was asked for; None where the variable asks for no guard."""
+    if options.policy is not None:
+        asked: str = options.policy
+        return asked
+    parser: Parser = options.parser
+    value = os.environ.get(VARIABLE, "").strip()
+    try:
+        return policy_of_variable(value) if value else POLICIES[0]
+    except ValueError as wrong:
+        parser.error(f"without --policy, {wrong}")
 
 
 def _report_file(options: argparse.Namespace) -> Optional[str]:
     file: Optional[str] = options.report
+    if file == "":
+        options.parser.error("argument --report: a file's name cannot be empty")
     if file is None or file == "-":
         return file
     rank = os.environ.get("RANK")
@@ -64,7 +102,8 @@ def _report_file(options: argparse.Namespace) -> Optional[str]:
         stem, suffix = os.path.splitext(file)
         file = f"{stem}.rank{rank}{suffix}"
     folder = os.path.dirname(os.path.abspath(file))
-    if os.path.isdir(file) or not os.access(folder, os.W_OK):
+    wanted = file if os.path.exists(file) else folder
+    if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(wanted, os.W_OK):
         options.parser.error(f"argument --report: cannot write a file at {options.report!r}")
     return os.path.abspath(file)
 
@@ -75,10 +114,10 @@ def _write_report(file: Optional[str], process: int) -> None:
     report = dispatcher.report()
     try:
         if file is None:
-            print(report, file=sys.stderr)
+            say(str(report))
         elif file == "-":
-            print(json.dumps(report.as_dict()))
+            print(json.dumps(report.as_dict()), flush=True)
         else:
             Path(file).write_text(json.dumps(report.as_dict(), indent=2) + "\n")
-    except OSError as fault:
-        print(f"sdpa-guard: the report could not be written: {fault}", file=sys.stderr)
+    except (OSError, ValueError) as fault:  # ValueError: the program has closed the stream
+        say(f"sdpa-guard: the report could not be written: {fault}")
