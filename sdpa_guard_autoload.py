@@ -7,7 +7,6 @@ the package, so it must cost nothing where the variable is unset.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -28,9 +27,14 @@ POLICIES = {
 }
 #: For torch before 2.5: a file that Python reads as it starts, and its line.
 PTH_FILE = "sdpa_guard_autoload.pth"
+# The line stays when the package is uninstalled: it has to look for this module first.
 PTH_LINE = (
-    f'import os; os.environ.get("{VARIABLE}") and __import__("{__name__}").activate_after_torch()'
+    f'import os; os.environ.get("{VARIABLE}") and '
+    f'__import__("importlib.util").util.find_spec("{__name__}") and '
+    f'__import__("{__name__}").activate_after_torch()'
 )
+
+_activated = False
 
 
 def policy(value: Optional[str]) -> Optional[str]:
@@ -48,8 +52,13 @@ def policy(value: Optional[str]) -> Optional[str]:
 def activate() -> None:
     """Enable the guard if the variable says so. torch calls this at the end of its own import.
 
-    Never raises: whatever goes wrong is said on stderr, and the program runs as without a guard.
+    Only the first call does anything: torch and the ``.pth`` file may both make one. Never raises:
+    whatever goes wrong is said on stderr, and the program runs as without a guard.
     """
+    global _activated
+    if _activated:
+        return
+    _activated = True
     try:
         asked = policy(os.environ.get(VARIABLE))
         if asked is not None:
@@ -68,20 +77,25 @@ def activate_after_torch() -> None:
     Those releases do not look for extensions, so the line ``PTH_LINE`` in a ``.pth`` file has to
     come first.
     """
-    sys.meta_path.insert(0, _WaitForTorch())
+    if not any(isinstance(finder, _WaitForTorch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WaitForTorch())
 
 
 class _WaitForTorch:
-    def find_spec(self, name: str, *_: Any) -> Optional[ModuleSpec]:
+    def find_spec(self, name: str, *place: Any) -> Optional[ModuleSpec]:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (other.find_spec(name, *place) for other in others if hasattr(other, "find_spec"))
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_activate(module: ModuleType) -> None:
                 load(module)
+                # Not before: many a program asks whether there is a torch, and imports it later.
+                with contextlib.suppress(ValueError):
+                    sys.meta_path.remove(self)
                 activate()
 
             spec.loader.exec_module = load_and_activate  # type: ignore[method-assign]
@@ -90,4 +104,4 @@ class _WaitForTorch:
 
 def _say(reason: str) -> None:
     with contextlib.suppress(Exception):
-        print(f"sdpa_guard: error: {reason}; nothing is guarded", file=sys.stderr)
+        sys.stderr.write(f"sdpa_guard: error: {reason}; nothing is guarded\n")

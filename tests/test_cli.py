@@ -19,6 +19,7 @@ from test_seed_table import ROWS
 import sdpa_guard
 from sdpa_guard import LIMITS
 from sdpa_guard.cli import main
+from sdpa_guard.commands import doctor
 from sdpa_guard.release import RELEASES, RUNNING_TORCH
 
 SCRIPT = Path(sys.executable).with_name("sdpa-guard")
@@ -234,6 +235,16 @@ def test_doctor_reads_the_variable():
     wrong = script("doctor", env={"SDPA_GUARD": "yes"})
     assert wrong.returncode == 1
     assert "SDPA_GUARD must be one of" in wrong.stdout
+
+
+@pytest.mark.parametrize("before", range(90, 100))
+def test_no_line_of_doctor_ends_within_a_name(before):
+    findings = doctor.examine()
+    guard = {**findings["guard"], "start": "x " * (before // 2 - 9) + "`sdpa-guard autoload`"}
+    verdict = "x" * before + " `sdpa-guard limits`"
+    text = doctor.as_text({**findings, "guard": guard, "verdict": verdict})
+    assert fits_the_page(text)
+    assert text.count("sdpa-guard") == 2
 
 
 # --- All of them --------------------------------------------------------------------------------

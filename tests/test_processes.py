@@ -155,6 +155,23 @@ def test_without_the_variable_nothing_is_imported(value):
 
 
 @needs_autoload
+def test_the_variable_prints_no_report_and_counts_no_call_on_the_cpu():
+    code = """
+    import torch
+    for device in ("cpu", "cpu", "meta"):
+        x = torch.ones(5, 2, 4, 8, device=device)
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    """
+    code = textwrap.dedent(code)
+    assert python("-c", code, guard="1") == ("", "")
+    out, err = python("-c", f"{code}\nimport sdpa_guard; print(sdpa_guard.report())", guard="1")
+    assert (out.splitlines()[0], err) == (
+        "sdpa_guard: 1 attention calls, 0 split into 0 chunks, 0 unsplittable",
+        "",
+    )
+
+
+@needs_autoload
 def test_another_value_is_said_to_be_wrong_and_the_program_runs():
     out, err = python("-c", POLICY, guard="splti")
     assert out == "None"
@@ -206,20 +223,3 @@ def test_forked_and_spawned_workers_follow_the_variable(tmp_path):
     script.write_text(WORKERS)
     assert python(str(script), guard="1")[0] == "True\nTrue"
     assert python(str(script))[0] == "False\nFalse"
-
-
-def test_the_line_for_older_torch_waits_for_torch(tmp_path):
-    """What `sdpa-guard autoload` puts into a .pth file, in a folder that is searched for them."""
-    from sdpa_guard_autoload import PTH_LINE
-
-    (tmp_path / "sdpa_guard_autoload.pth").write_text(PTH_LINE + "\n")
-    code = f"""
-    import site, sys
-    site.addsitedir({str(tmp_path)!r})
-    print("torch" in sys.modules, "sdpa_guard_autoload" in sys.modules)
-    {POLICY}
-    """
-    code = "\n".join(line.strip() for line in code.splitlines())
-    outside = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # newer torch as an older one
-    assert python("-c", code, guard="warn", **outside) == ("False True\nwarn", "")
-    assert python("-c", code, **outside) == ("False False\nNone", "")

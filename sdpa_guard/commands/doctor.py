@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.metadata
 import json
 import os
 import platform
 import sys
-import sysconfig
-import textwrap
-from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -20,8 +16,9 @@ from sdpa_guard_autoload import PTH_FILE, VARIABLE, policy
 
 from .. import backends
 from ..limits import LIMITS
-from ..release import RUNNING_TORCH, Release
-from ..table import WIDTH, render
+from ..release import RUNNING_TORCH
+from ..table import fill, render
+from .autoload import pth_file, torch_looks_by_itself
 from .parser import Commands, add_command
 
 _BY_NUMBER = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
@@ -86,7 +83,7 @@ def as_text(findings: dict[str, Any]) -> str:
         ("zero-code start", findings["guard"]["start"]),
     ]
     table = render(("", "found"), rows)
-    return f"{table}\n\n{textwrap.fill(findings['verdict'], WIDTH)}"
+    return f"{table}\n\n{fill(findings['verdict'])}"
 
 
 def _words(names: Optional[list[str]], otherwise: str) -> str:
@@ -147,20 +144,9 @@ def _guard() -> dict[str, Any]:
 
 def _start() -> Optional[str]:
     """How a program that imports torch comes to the guard; None: it does not."""
-    if Path(sysconfig.get_path("purelib"), PTH_FILE).exists():
+    if pth_file().exists():
         return f"in place, by {PTH_FILE}"
-    points = importlib.metadata.entry_points()
-    # Python 3.9 has a plain dictionary of groups.
-    group: Any = (
-        points.select(group="torch.backends")
-        if hasattr(points, "select")
-        else points.get("torch.backends", ())
-    )
-    installed = any(point.name == "sdpa_guard" for point in group)
-    switched_on = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
-    if installed and switched_on and Release(2, 5) <= RUNNING_TORCH:
-        return "in place: torch looks for it by itself"
-    return None
+    return "in place: torch looks for it by itself" if torch_looks_by_itself() else None
 
 
 def _verdict() -> str:
