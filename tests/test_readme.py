@@ -32,9 +32,14 @@ def shown_under(title: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "title", ["Rehearse a whole model", "Rehearse your own code on meta tensors"]
+    "title",
+    [
+        "Rehearse a whole model",
+        "Rehearse your own code on meta tensors",
+        "See a split without a GPU",
+    ],
 )
-def test_a_rehearsal_prints_what_the_readme_shows(tmp_path, title):
+def test_a_program_prints_what_the_readme_shows(tmp_path, title):
     code, shown = shown_under(title)[:2]
     script = tmp_path / "train.py"
     script.write_text(code)
