@@ -1,0 +1,1 @@
+"""What the guard costs: ``python -m benchmarks`` prints one table."""

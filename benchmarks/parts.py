@@ -1,0 +1,58 @@
+"""What each part of the scoped guard costs on an attention call that is not split."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Callable
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from sdpa_guard import LIMITS, guard, scope
+from sdpa_guard.kernel import torch_kernel
+from sdpa_guard.settings import make_settings
+from sdpa_guard.signature import signature
+
+from .timing import Result, Variant, added, time_calls
+
+CALLS, TURNS = 1000, 51
+
+
+def parts() -> list[Result]:
+    """The parts, in the order in which a call meets them."""
+    query = torch.ones(1, 1, 8, 8)
+    arguments = (query, query, query)
+    seen = signature(arguments, {})
+    known = {seen}
+    settings = make_settings("split", LIMITS, None, ("cpu",))
+
+    @contextlib.contextmanager
+    def in_force() -> Iterator[None]:
+        scope.enter(settings)
+        try:
+            yield
+        finally:
+            scope.leave(settings)
+
+    def nothing() -> None: ...
+
+    calls: dict[str, Callable[[], object]] = {
+        "is torch.compile tracing": torch.compiler.is_compiling,
+        "the settings in force on this thread": scope.in_force,
+        "are there other modes": guard._torch_is_next,
+        "the signature of the tensors": lambda: signature(arguments, {}),
+        "and whether it is known": lambda: seen in known,
+        "count the call": settings.report.saw,
+    }
+    variants = {name: Variant(call, in_force) for name, call in calls.items()}
+    variants["nothing"] = Variant(nothing)
+    taken = time_calls(variants, CALLS, TURNS)
+    results = [Result("parts", name, "", added(taken, name, "nothing"), "us") for name in calls]
+    kernels = {
+        "by name": Variant(lambda: scaled_dot_product_attention(query, query, query)),
+        "past our kernel": Variant(lambda: torch_kernel(query, query, query)),
+    }
+    taken = time_calls(kernels, CALLS, TURNS)
+    figure = added(taken, "past our kernel", "by name")
+    return [*results, Result("parts", "torch's kernel, past ours", "by its name", figure, "us")]
