@@ -90,8 +90,11 @@ def remedy(call: Call, limits: Iterable[Limit], release: Optional[Release]) -> O
         # torch.compile cannot trace max(..., default=...).
         return max([0.0, *[finding.ratio for finding in exceeded(chunk, in_reach, release)]])
 
-    cures = {cure for finding in exceeded(call, in_reach, release) for cure in finding.limit.cures}
-    return fewest(call, frozenset(cures), load)
+    def cures(whole: Call) -> frozenset[str]:
+        over = exceeded(whole, in_reach, release)
+        return frozenset([cure for finding in over for cure in finding.limit.cures])
+
+    return fewest(call, cures, load)
 
 
 def _applies(limit: Limit, call: Call, release: Optional[Release]) -> bool:

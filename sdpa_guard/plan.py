@@ -9,6 +9,11 @@ from .call import AXES, BATCH, CONTIGUOUS, HEADS, ROWS, Call
 
 #: The largest count of a call as a share of its bound; of no interest where it is not over 1.
 Load = Callable[[Call], float]
+#: The axes along which a split lowers what a call is over.
+Cures = Callable[[Call], frozenset[str]]
+
+#: A plan of more calls is none: their launches alone would take longer than anybody waits.
+_MOST_CALLS = 2**20
 
 _WORDS = {
     BATCH: ("batch entry", "batch entries"),
@@ -48,21 +53,20 @@ class Plan:
         return {"axis": self.axis, "sizes": list(self.sizes), "calls": len(self), "inner": inner}
 
 
-def fewest(call: Call, cures: frozenset[str], load: Load) -> Optional[Plan]:
+def fewest(call: Call, cures: Cures, load: Load) -> Optional[Plan]:
     """The plan with the fewest chunks, or None where nothing cures the call.
 
     Along the batch while one entry fits; else over the axes together, on a tie with more chunks
     along the earlier axis; with key and value made contiguous only where no split is enough.
-    ``cures`` names the axes that may be split. ``load`` must never grow when a chunk gets smaller.
+    ``load`` must never grow when a chunk gets smaller.
     """
-    axes = tuple(axis for axis in AXES if axis in cures and not (axis == ROWS and call.is_causal))
-    plan = _split(call, axes, load)
+    plan = _split(call, cures, load)
     if plan is not None:
         return plan
     copied = call.with_contiguous_kv()
     if load(copied) <= 1:
         return Plan(CONTIGUOUS, ())
-    plan = _split(copied, axes, load)
+    plan = _split(copied, cures, load)
     return plan and Plan(CONTIGUOUS, (), plan)
 
 
@@ -72,7 +76,9 @@ def balanced(units: int, chunks: int, unit: int) -> tuple[int, ...]:
     return ((size + 1) * unit,) * larger + (size * unit,) * (chunks - larger)
 
 
-def _split(call: Call, axes: tuple[str, ...], load: Load) -> Optional[Plan]:
+def _split(call: Call, cures: Cures, load: Load) -> Optional[Plan]:
+    lower = cures(call)
+    axes = tuple(axis for axis in AXES if axis in lower and not (axis == ROWS and call.is_causal))
     if BATCH in axes:
         chunks = _fewest_along(call, BATCH, load)
         if chunks is not None:
@@ -149,8 +155,10 @@ def _product(counts: dict[str, int]) -> int:
 
 
 def _nest(call: Call, counts: dict[str, int]) -> Optional[Plan]:
-    """The plan that has that many chunks along each axis, the batch outermost."""
+    """The plan with that many chunks along each axis, the batch outermost; None for too many."""
     plan = None
+    if _product(counts) > _MOST_CALLS:
+        return None
     for axis in reversed(AXES):
         chunks = counts.get(axis, 1)
         if chunks > 1:

@@ -147,6 +147,37 @@ def test_a_causal_call_is_never_split_along_its_rows():
     assert "no split cures it" in str(verdict)
 
 
+def test_a_contiguous_copy_is_split_where_it_is_over_another_limit():
+    rows = 1_300_000
+    seq_first = contiguous(16, 128)._replace(head=128, row=16 * 128)
+    call = make_call(
+        1, 16, 16, 64, seq_k=rows, head_dim=128, value_dim=128,
+        key_strides=seq_first, value_strides=seq_first,
+    )  # fmt: skip
+    assert {found.limit.id for found in exceeded(call, LIMITS, None)} == {"E8"}
+    assert (
+        str(remedy(call, LIMITS, None)) == "key and value made contiguous, then 2 calls of 8 heads"
+    )
+
+
+def test_one_row_on_expanded_heads_is_copied_and_split():
+    call = make_call(
+        1, 64, 64, 1, seq_k=2**20, head_dim=128, value_dim=128, needs_backward=False,
+        expanded_kv=True,
+        key_strides=contiguous(2**20, 128)._replace(head=0),
+        value_strides=contiguous(2**20, 128)._replace(head=0),
+    )  # fmt: skip
+    assert {found.limit.id for found in exceeded(call, LIMITS, None)} == {"E12"}
+    plan = remedy(call, LIMITS, None)
+    assert (plan.axis, plan.inner.axis) == ("contiguous", "heads")
+
+
+def test_millions_of_calls_are_no_plan():
+    judged = [dataclasses.replace(BY_ID["F2b"], bound=1)]
+    assert len(remedy(make_call(2**20, 1, 1, 1), judged, None)) == 2**20
+    assert remedy(make_call(2**20 + 1, 1, 1, 1), judged, None) is None
+
+
 def test_several_limits_are_one_plan():
     verdict = check(70000, 70000, 1, 8, backends=["flash"], torch_version="2.14.0")
     over = {finding.limit.id for finding in verdict.findings if finding.over}
