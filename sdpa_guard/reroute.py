@@ -61,7 +61,9 @@ def reroute(
         except _NotPlainError:
             return (unjudged or torch_call)(*args, **kwargs)
         if inside:
-            settings.trust(args, kwargs)
+            result = torch_call(*args, **kwargs)
+            settings.trust(args, kwargs)  # now that torch has taken it
+            return result
         torch_call = _counted(torch_call, settings) if split else torch_call
     if split is None:
         return torch_call(*args, **kwargs)
@@ -127,12 +129,13 @@ def _decide(arguments: Arguments, settings: Settings) -> Decision:
         raise _NotPlainError
     settings.report.saw()
     # A call on real tensors in plain eager mode is the only one that torch itself can speak of.
-    real = call.device_type == "cuda" and not is_fake(arguments.query)
+    fake = is_fake(arguments.query)
+    real = call.device_type == "cuda" and not fake
     asks = real and call.lanes == 1
     release = _release(call, settings, real)
     beyond = settings.beyond(call, release)
     if not beyond and not settings.report.lists_every_call:
-        return Decision(inside=True)
+        return Decision(inside=not fake)  # a fake one may be on its way into compiled code
     taken = _taken_by(arguments, settings) if asks else backends.enabled()
     beyond = [f for f in beyond if f.limit.backend in taken]
     if not beyond:

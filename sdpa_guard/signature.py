@@ -25,12 +25,15 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Hashabl
         facts = (
             query.shape,
             key.shape,
+            value.shape,
             query.stride(),
             key.stride(),
             value.stride(),
             query.dtype,
             query.device,
             query.__class__,
+            key.__class__,
+            value.__class__,
             query.requires_grad or key.requires_grad or value.requires_grad,
             torch.is_grad_enabled(),
         )

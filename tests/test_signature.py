@@ -64,8 +64,17 @@ def rows_apart(length: int) -> torch.Tensor:
     return tensor(length, 4, 2, 16).permute(1, 2, 0, 3)
 
 
+META_BF16 = META.bfloat16()
+
+
 #: A limit that is lowered to a bound; a call inside of it, and one over it that looks like it.
 LOOKALIKES: dict[str, tuple[str, int, Callable[[], object], Callable[[], object]]] = {
+    "value's shape": (  # flash refuses a value that is narrower than the query
+        "F2b",
+        3,
+        lambda: scaled_dot_product_attention(META_BF16, META_BF16, META_BF16[..., :8]),
+        lambda: scaled_dot_product_attention(META_BF16, META_BF16, META_BF16),
+    ),
     "wants a gradient": (
         "F1",
         4096,
@@ -207,3 +216,82 @@ def test_each_shape_of_a_long_run_is_judged(door: Door):
                 scaled_dot_product_attention(Q[:1, :, :1].expand(1, 2, length, 16), Q[:1], Q[:1])
     assert report.calls == 78
     assert report.split == 18
+
+
+class Named(torch.Tensor):
+    """A tensor type that writes down the operators it receives."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    received: list[str]
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.received.append(str(func))
+        plain = [arg.inner if isinstance(arg, cls) else arg for arg in args]
+        return func(*plain, **(kwargs or {}))
+
+
+@under_both_doors
+def test_a_type_is_none_that_was_seen_before_whichever_tensor_has_it(door: Door):
+    """In inference mode torch hands such a type the whole call."""
+    key = Named(Q)
+
+    def received() -> list[str]:
+        Named.received = []
+        with torch.inference_mode():
+            scaled_dot_product_attention(Q, key, key)
+        return Named.received
+
+    alone = received()
+    with door():
+        with torch.inference_mode():
+            scaled_dot_product_attention(Q, Q, Q)
+        assert received() == alone
+
+
+@under_both_doors
+def test_the_profiler_sees_calls_that_come_again(door: Door):
+    with door():
+        scaled_dot_product_attention(Q, Q, Q)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(3):
+                scaled_dot_product_attention(Q, Q, Q)
+    name = "aten::scaled_dot_product_attention"
+    assert [event.count for event in profile.key_averages() if event.key == name] == [3]
+
+
+@pytest.mark.parametrize("scale", [10**400, torch.tensor(1j)], ids=["huge", "complex"])
+@under_both_doors
+def test_a_call_that_torch_refuses_is_refused_alike_each_time(door: Door, scale):
+    def refusal() -> tuple[type, str]:
+        with pytest.raises((OverflowError, RuntimeError, TypeError)) as refused:
+            scaled_dot_product_attention(Q, Q, Q, scale=scale)
+        return refused.type, str(refused.value)
+
+    with door():
+        first = refusal()
+        assert refusal() == first
+
+
+@under_both_doors
+def test_code_that_is_compiled_is_not_counted_for_a_rehearsal_before_it(door: Door):
+    with door() as report:
+        with torch._subclasses.FakeTensorMode():
+            for _ in range(2):
+                query = torch.empty(Q.shape)
+                scaled_dot_product_attention(query, query, query)
+        assert report.calls == 2
+        compiled = torch.compile(
+            lambda query: scaled_dot_product_attention(query, query, query) + 1,
+            backend="aot_eager",
+            fullgraph=True,
+        )
+        compiled(Q)
+    assert report.calls == 2
