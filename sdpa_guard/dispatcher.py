@@ -54,8 +54,13 @@ def _replace(settings: Optional[Settings]) -> None:
     with kernel.lock:
         before, scope.process_wide = scope.process_wide, settings
         if settings is not None:
+            try:
+                kernel.open_kernel(settings.device_types)
+            except BaseException:  # a filter can make an error of its warning
+                scope.process_wide = before
+                kernel.close_kernel(settings.device_types)
+                raise
             _last_report = settings.report
-            kernel.open_kernel(settings.device_types)
         if before is not None:
             kernel.close_kernel(before.device_types)
         kernel.remove_unused()

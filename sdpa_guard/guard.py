@@ -13,7 +13,7 @@ from . import compiled, scope
 from .call import autocast_dtype, is_fake
 from .chunked import TorchCall
 from .dynamo import eagerly, uncompiled
-from .kernel import close_kernel, open_kernel, torch_kernel
+from .kernel import close_kernel, foreign_keys, open_kernel, torch_kernel
 from .limit import Limit
 from .limits import LIMITS
 from .release import RUNNING_TORCH, Release
@@ -161,12 +161,14 @@ setattr(_is_hidden, "_dynamo_marked_constant", True)  # noqa: B010
 
 @uncompiled
 def _torch_is_next() -> bool:
-    """Whether no mode and no tracer lies between us and torch's own kernel."""
+    """Whether nothing else sees the call between us and torch's own kernel."""
     return not (
         torch._C._len_torch_function_stack()
+        or torch._C._autograd._profiler_enabled()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state()
         or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
+        or foreign_keys
     )
 
 

@@ -33,8 +33,10 @@ if hasattr(os, "register_at_fork"):
         before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
 
-#: Our registration for each of torch's keys. None: somebody else holds the key.
-_registered: dict[str, Optional[torch.library.Library]] = {}
+#: Our registration for each of torch's keys.
+_registered: dict[str, torch.library.Library] = {}
+#: The keys that we would need and somebody else holds.
+foreign_keys: set[str] = set()
 #: How many need the kernel at each key.
 _users: collections.Counter[str] = collections.Counter()
 
@@ -42,10 +44,10 @@ _users: collections.Counter[str] = collections.Counter()
 def open_kernel(device_types: tuple[str, ...]) -> None:
     """Put the kernel before torch's own; pair every call with ``close_kernel``."""
     with lock:
+        _users.update(_keys(device_types))
         for key in _keys(device_types):
-            if key not in _registered:
-                _registered[key] = _register(key)
-            _users[key] += 1
+            if key not in _registered and key not in foreign_keys:
+                _register(key)
 
 
 def close_kernel(device_types: tuple[str, ...]) -> None:
@@ -63,14 +65,10 @@ def remove_unused() -> None:
     """
     with lock:
         alone = threading.active_count() == 1
-        for key in [key for key in _registered if not _users[key]]:
-            library = _registered[key]
-            if library is None:
-                del _registered[key]
-            elif alone:
-                del _registered[key]
-                library._destroy()
-                _OPERATOR._dispatch_cache.clear()
+        foreign_keys.difference_update([key for key in foreign_keys if not _users[key]])
+        for key in [key for key in _registered if not _users[key] and alone]:
+            _registered.pop(key)._destroy()
+            _OPERATOR._dispatch_cache.clear()
 
 
 def _keys(device_types: tuple[str, ...]) -> Iterator[str]:
@@ -82,22 +80,25 @@ def _keys(device_types: tuple[str, ...]) -> Iterator[str]:
             yield backend
 
 
-def _register(key: str) -> Optional[torch.library.Library]:
+def _register(key: str) -> None:
     library = torch.library.Library("aten", "IMPL")
     try:
+        # torch from 2.10 on would let us take its place.
+        if torch._C._dispatch_has_kernel_for_dispatch_key(_OPERATOR.name(), key):
+            raise RuntimeError("there is a kernel already")
         library.impl("scaled_dot_product_attention", _kernel, key)
     except RuntimeError as refusal:
-        # torch to 2.9 lets nobody replace a Python kernel of somebody else's.
+        foreign_keys.add(key)
         site = call_site()
         message = (
             f"another library has its own attention kernel for {key}, so sdpa_guard sees only "
             f"direct calls there: none inside modules, recompute or backward. torch says: {refusal}"
         )
         warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
-        return None
+        return
     # torch.compile dispatches by this cache, which no registration renews.
     _OPERATOR._dispatch_cache.clear()
-    return library
+    _registered[key] = library
 
 
 @uncompiled

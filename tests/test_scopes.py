@@ -346,26 +346,38 @@ def test_cpu_autocast_gives_the_unguarded_result():
 def test_somebody_elses_kernel_does_not_stop_the_run():
     """In a process of its own: our kernel may be left in this one, where other threads run."""
     code = """
-    import warnings, torch
+    import sdpa_guard, warnings, torch
     from test_scopes import attend, guard
 
     operator = torch.ops.aten.scaled_dot_product_attention.default
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     library = torch.library.Library("aten", "IMPL")
-    library.impl(
-        "scaled_dot_product_attention",
-        lambda *args, **kwargs: operator._op_dk(composite, *args, **kwargs),
-        "AutogradCPU",
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    made = []
+
+    def theirs(*args, **kwargs):
+        made.append(args[0].shape[0])
+        return operator._op_dk(composite, *args, **kwargs)
+
+    library.impl("scaled_dot_product_attention", theirs, "AutogradCPU")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         with guard() as opened:
             attend()
-    print(opened.report.split)
+            for _ in range(3):  # inside the bound
+                attend(batch=1)
+    print(opened.report.split, made.count(1), [type(w.message).__name__ for w in said])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for enter in (guard().__enter__, lambda: sdpa_guard.enable(device_types=("cpu",))):
+            try:
+                enter()
+            except sdpa_guard.SDPAGuardWarning:
+                print(sdpa_guard.is_enabled())
     library._destroy()
     del library  # torch 2.3 holds the key until then
     with guard() as opened:
         attend()
-    print(opened.report.split)
+    print(opened.report.split, len(made))
     """
-    assert python("-c", textwrap.dedent(code))[0] == "1\n1"
+    printed = python("-c", textwrap.dedent(code))[0].splitlines()
+    assert printed == ["1 4 ['SDPAGuardWarning']", "False", "False", "1 6"]
