@@ -10,7 +10,7 @@ from torch import nn
 from .calls import process_wide, scoped
 from .timing import Result, Variant, ratio, time_calls
 
-TURNS = 61
+TURNS = 151
 Step = Callable[[], object]
 
 
