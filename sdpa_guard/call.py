@@ -233,8 +233,13 @@ def is_compiling(tensor: torch.Tensor) -> bool:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one of torch's own stand-ins without data."""
-    return type(tensor) not in _ORDINARY or tensor.device.type == "meta"
+    """Whether the tensor has no data."""
+    return is_stand_in(tensor) or tensor.device.type == "meta"
+
+
+def is_stand_in(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is of a type that stands for others, as those that torch traces with."""
+    return type(tensor) not in _ORDINARY
 
 
 def autocast_dtype(kind: str) -> Optional[torch.dtype]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from . import backends, chunked, symbolic
-from .call import Arguments, Call, bind, is_compiling, is_fake, read
+from .call import Arguments, Call, bind, is_compiling, is_fake, is_stand_in, read
 from .chunked import TorchCall
 from .errors import OversizedCallError, SDPAGuardWarning
 from .judge import Finding, exceeded, fullest, remedy
@@ -129,13 +129,13 @@ def _decide(arguments: Arguments, settings: Settings) -> Decision:
         raise _NotPlainError
     settings.report.saw()
     # A call on real tensors in plain eager mode is the only one that torch itself can speak of.
-    fake = is_fake(arguments.query)
-    real = call.device_type == "cuda" and not fake
+    real = call.device_type == "cuda" and not is_fake(arguments.query)
     asks = real and call.lanes == 1
     release = _release(call, settings, real)
     beyond = settings.beyond(call, release)
     if not beyond and not settings.report.lists_every_call:
-        return Decision(inside=not fake)  # a fake one may be on its way into compiled code
+        # One on stand-ins may be on its way into compiled code, where nothing is counted.
+        return Decision(inside=not is_stand_in(arguments.query))
     taken = _taken_by(arguments, settings) if asks else backends.enabled()
     beyond = [f for f in beyond if f.limit.backend in taken]
     if not beyond:
