@@ -103,6 +103,15 @@ def _register(key: str) -> None:
 
 @uncompiled
 def _kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    if torch._C._len_torch_function_stack():
+        # C++ code, such as a script's, made the call past all modes: so do we, ours included.
+        with torch._C.DisableTorchFunction():
+            return _see(args, kwargs)
+    return _see(args, kwargs)
+
+
+@uncompiled
+def _see(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     innermost = scope.current()
     settings = scope.process_wide if innermost is None else innermost.settings
     if settings is None:

@@ -167,6 +167,22 @@ def test_device_contexts_keep_working():
         assert attend().device.type == "cpu"
 
 
+def test_a_call_of_a_script_counts_once_and_is_no_modes_to_see():
+    """C++ code makes it, past all modes."""
+
+    @torch.jit.script
+    def script(query: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, query, query)
+
+    for batch, split in ((5, 1), (2, 0)):
+        query = torch.ones(batch, 2, 4, 8)
+        with guard() as opened, Seen() as above:
+            for _ in range(2):
+                script(query)
+        assert (opened.report.calls, opened.report.split) == (2, 2 * split)
+        assert above.shapes == []
+
+
 @pytest.mark.parametrize("outside", [True, False])
 def test_the_flop_counter_counts_the_same(outside):
     query = torch.ones(5, 2, 4, 8, dtype=torch.float64, requires_grad=True)
