@@ -18,10 +18,10 @@ class SDPAGuardWarning(UserWarning):
 
 
 def check_names(argument: str, names: object, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """The names as a tuple; an error that says what is allowed unless they all are."""
+    """The names as a tuple, each once; an error that says what is allowed unless they all are."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} must be a tuple of names, not {names!r}")
-    names = tuple(names)
+    names = tuple(dict.fromkeys(names))
     for name in names:
         if name not in allowed:
             raise ValueError(f"{argument} must be among {', '.join(allowed)}, not {name!r}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any, Callable, Optional, Union
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .errors import SDPAGuardError
+from .errors import SDPAGuardError, SDPAGuardWarning
 from .guard import SDPAGuard
 from .reports import Report
 
@@ -37,7 +38,8 @@ def rehearse(
     The step runs on meta tensors: nothing is computed and no memory taken, so the batch may be
     larger than any machine holds. The report lists every call, and ``report.fits`` says whether all
     are inside. Where the model asks whether something is true of its data, such as a mask without
-    padding, the step is made both ways, and the report counts both.
+    padding, the step is made both ways, and the report counts both. A model without any call of
+    SDPA gets a warning: its report fits, and says nothing.
 
     Args:
         model: the model, which stays as it is, or a function that makes one (on meta).
@@ -75,6 +77,12 @@ def rehearse(
             break
     if failure is not None and not rehearsed:
         raise failure
+    if not guard.report.calls:
+        message = (
+            "rehearse saw no call of scaled_dot_product_attention: has the model another attention "
+            'implementation (in transformers, attn_implementation="sdpa" chooses it)?'
+        )
+        warnings.warn(message, SDPAGuardWarning, stacklevel=2)
     return guard.report
 
 

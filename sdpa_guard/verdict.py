@@ -44,18 +44,32 @@ class Verdict:
         """Whether the call is inside every limit as it is."""
         return not any(finding.over for finding in self.findings)
 
+    @property
+    def taken_by(self) -> tuple[str, ...]:
+        """The backends, of those that were asked about, that could take the call."""
+        releases = RELEASES if self.release is None else (self.release,)
+        return tuple(b for b in self.asked if any(takes(b, self.call, r) for r in releases))
+
+    @property
+    def refused(self) -> bool:
+        """Some backends were asked about, of which none could take the call."""
+        return not self.taken_by and set(self.asked) != set(BACKENDS)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
             "ok": self.ok,
             "shape": str(self.call),
             "torch": "any" if self.release is None else str(self.release),
+            "taken_by": list(self.taken_by),
             "findings": [finding.as_dict() for finding in self.findings],
             "plan": self.plan and self.plan.as_dict(),
         }
 
     def __str__(self) -> str:
         release = "any supported torch" if self.release is None else f"torch {self.release}"
+        if self.release is not None and self.release[:2] > RELEASES[-1][:2]:
+            release += f" (judged as {RELEASES[-1]}, the newest that is known)"
         if self.ok:
             outcome = "fits in one call"
         elif self.plan is None:
@@ -80,13 +94,11 @@ class Verdict:
         return f"{fill(sentence)}\n\n{table}"
 
     def _no_findings(self) -> str:
-        releases = RELEASES if self.release is None else (self.release,)
-        takers = [b for b in self.asked if any(takes(b, self.call, r) for r in releases)]
-        if takers:
-            return f"{' and '.join(takers)} could take it, with no known limit"
+        if self.taken_by:
+            return f"{' and '.join(self.taken_by)} could take it, with no known limit"
         if not self.asked:
             return "no backend was asked about"
-        if set(self.asked) == set(BACKENDS):
+        if not self.refused:
             return "no fused backend takes it"
         return f"{' and '.join(self.asked)} would not take it"
 

@@ -58,6 +58,7 @@ VERDICT = {
     "ok": bool,
     "shape": str,
     "torch": str,
+    "taken_by": [str],
     "findings": [FINDING],
     "plan": (dict, type(None)),
     "largest_batch": (int, type(None)),
@@ -177,6 +178,32 @@ def test_a_wrong_argument_of_check_is_one_line_and_status_2(
     assert (ended.value.code, out) == (2, "")
     (line,) = err.splitlines()
     assert line.startswith(f"sdpa-guard check: error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "taken_by"),
+    [
+        (["70000x4x16x512", "--backend", "flash", "--torch", "2.9"], 1, []),
+        (["70000x4x16x64", "--backend", "flash", "--torch", "2.9"], 1, ["flash"]),
+        (["7x4x16x64", "--backend", "flash", "--backend", "flash", "--torch", "2.9"], 0, ["flash"]),
+        (["7x4x16x512", "--dtype", "float32"], 0, ["efficient"]),
+    ],
+)
+def test_a_backend_that_would_not_take_the_call_is_no_pass(arguments, status, taken_by):
+    result = script("check", "--json", *arguments)
+    assert result.returncode == status
+    assert json.loads(result.stdout)["taken_by"] == taken_by
+
+
+def test_a_backend_that_never_takes_the_call_is_no_pass():
+    result = script("check", "70000x4x16x512", "--backend", "flash", "--torch", "all")
+    assert result.returncode == 1
+    assert "none that these backends would take" in result.stdout
+
+
+def test_a_release_to_come_is_judged_as_the_newest_and_says_so():
+    said = script("check", FAILING, "--torch", "9.9").stdout
+    assert f"on torch 9.9.0 (judged as {RELEASES[-1]}, the newest that is known)" in said
 
 
 # --- limits -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdpa_guard import RehearsalError, SDPAGuardError, rehearse
+from sdpa_guard import RehearsalError, SDPAGuardError, SDPAGuardWarning, rehearse
 
 HALF = torch.bfloat16
 
@@ -264,3 +264,9 @@ def test_vision_and_speech_models():
     report = rehearse(whisper, empty(4096, 80, 3000), decoder_input_ids=tokens(4096, 448))
     assert "4096x6x448x64 bfloat16 seq_k=1500" in str(report.as_dict())
     assert not report.fits
+
+
+def test_a_model_without_attention_is_no_pass_in_silence():
+    with pytest.warns(SDPAGuardWarning, match="saw no call of scaled_dot_product"):
+        report = rehearse(torch.nn.Linear(3, 3), torch.empty(2, 3))
+    assert report.calls == 0

@@ -140,7 +140,7 @@ class _InOneRelease:
 
     @property
     def ok(self) -> bool:
-        return self.verdict.ok
+        return self.verdict.ok and not self.verdict.refused
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.verdict.as_dict(), "largest_batch": self.largest_batch}
@@ -162,7 +162,8 @@ class _InEachRelease:
 
     @property
     def ok(self) -> bool:
-        return all(verdict.ok for verdict in self.verdicts.values())
+        refused = all(verdict.refused for verdict in self.verdicts.values())
+        return not refused and all(verdict.ok for verdict in self.verdicts.values())
 
     def as_dict(self) -> dict[str, Any]:
         each = {str(release): verdict.as_dict() for release, verdict in self.verdicts.items()}
@@ -177,6 +178,8 @@ class _InEachRelease:
                     cells = over.setdefault(str(finding.limit), ["-"] * len(self.verdicts))
                     cells[column] = "OVER"
         call = next(iter(self.verdicts.values())).call
+        if not over and not self.ok:
+            return f"{call} is none that these backends would take, on any supported torch"
         if not over:
             return f"{call} fits in one call on every supported torch"
         releases = [f"{release.major}.{release.minor}" for release in self.verdicts]
