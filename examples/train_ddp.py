@@ -36,6 +36,7 @@ def main() -> None:
     rank = dist.get_rank()
     # One write for both lines: the ranks share their standard output.
     print(f"rank {rank}: losses {losses}\nrank {rank}: {describe(guard)}\n", end="", flush=True)
+    dist.barrier()  # over Gloo, a rank that leaves before the others are done may abort
     dist.destroy_process_group()
 
 

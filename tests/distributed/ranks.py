@@ -197,6 +197,7 @@ def main(folder: str) -> None:
         skip = lacks_fsdp_on_cpu() if name == "fully sharded" else ""
         results[name] = {"skip": skip} if skip else compare(run, limits)
     torch.save(results, Path(folder) / f"rank{dist.get_rank()}.pt")
+    dist.barrier()  # over Gloo, a rank that leaves before the others are done may abort
     dist.destroy_process_group()
 
 
