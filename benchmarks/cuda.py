@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sdpa_guard import SDPAGuard, check
 
 from .calls import unsplit_call
-from .splits import by_hand, limits
+from .splits import Attend, Step, by_hand, limits, training
 from .table import add_arguments, publish
 from .timing import Result, Variant, ratio, spread, time_calls
 
@@ -27,7 +28,8 @@ SHAPE = (64, 16, 2048, 128)
 #: Over the bound of FlashAttention's backward.
 OVER = (400, 4, 10496, 128)
 TURNS = 21
-Step = Callable[[], object]
+flash = functools.partial(sdpa_kernel, SDPBackend.FLASH_ATTENTION)
+efficient = functools.partial(sdpa_kernel, SDPBackend.EFFICIENT_ATTENTION)
 
 
 def main() -> int:
@@ -45,10 +47,11 @@ def main() -> int:
 
 def splits() -> list[Result]:
     """Forward and backward in chunks, against the whole call and another backend."""
-    step = training(SHAPE)
+    step = training_on(SHAPE)
     variants = {"whole": Variant(step, flash), "efficient": Variant(step, efficient)}
-    variants.update({f"{n} chunks": Variant(step, scope(n)) for n in (2, 4, 16, 64)})
-    variants["64 by hand"] = Variant(training(SHAPE, SHAPE[0] // 64), flash)
+    variants.update({f"{n} chunks": Variant(step, in_chunks(n)) for n in (2, 4, 16, 64)})
+    hand = functools.partial(by_hand, size=SHAPE[0] // 64)
+    variants["64 by hand"] = Variant(training_on(SHAPE, hand), flash)
     taken = time_calls(variants, 1, TURNS)
     results = []
     for name in variants:
@@ -64,13 +67,13 @@ def peaks() -> list[Result]:
     """The most memory that is allocated at once, inputs and gradients included."""
     results = []
     for step, reach, attend in (
-        ("training", 1.15, training(SHAPE)),
-        ("inference", 1.05, inference(SHAPE)),
+        ("training", 1.15, training_on(SHAPE)),
+        ("inference", 1.05, inference_on(SHAPE)),
     ):
         with flash():
             whole = peak(attend)
         for chunks in (2, 16, 64):
-            with scope(chunks)():
+            with in_chunks(chunks)():
                 figure = spread([peak(attend) / whole])
             what = f"{step}, {chunks} chunks"
             results.append(Result("peak-memory", what, "the whole call", figure, "x", reach))
@@ -87,9 +90,9 @@ def over_the_bound() -> list[Result]:
         why = f"{needed / 2**30:.0f} GiB are needed" if fits else "the efficient backend fails"
         print(f"split over the bound is left out: {why}", file=sys.stderr)
         return []
-    step = training(OVER)
+    step = training_on(OVER)
     variants = {
-        "guarded flash": Variant(step, guarded_flash),
+        "guarded flash": Variant(step, guarded()),
         "efficient": Variant(step, efficient),
     }
     taken = time_calls(variants, 1, 5)
@@ -99,37 +102,27 @@ def over_the_bound() -> list[Result]:
     ]
 
 
-def training(shape: tuple[int, ...], by_hand_in: int = 0) -> Step:
-    """Forward and backward, in chunks of ``by_hand_in`` batch entries as people write them."""
-    query, key, value, grad = (
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)
-    )
-    for tensor in (query, key, value):
-        tensor.requires_grad_()
-
-    def step() -> None:
-        for tensor in (query, key, value):
-            tensor.grad = None
-        if by_hand_in:
-            out = by_hand(query, key, value, by_hand_in)
-        else:
-            out = scaled_dot_product_attention(query, key, value)
-        out.backward(grad)
-        torch.cuda.synchronize()
-
-    return step
+def training_on(shape: tuple[int, ...], attend: Attend = scaled_dot_product_attention) -> Step:
+    """Forward and backward."""
+    *whole, grad = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    return finished(training(attend, [tensor.requires_grad_() for tensor in whole], grad))
 
 
-def inference(shape: tuple[int, ...]) -> Step:
+def inference_on(shape: tuple[int, ...]) -> Step:
     """Forward alone."""
     query, key, value = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    attend = torch.no_grad()(scaled_dot_product_attention)
+    return finished(lambda: attend(query, key, value))
 
-    @torch.no_grad()
-    def step() -> None:
-        scaled_dot_product_attention(query, key, value)
+
+def finished(step: Step) -> Step:
+    """The step, to the end of the work that it hands to the GPU."""
+
+    def wait() -> None:
+        step()
         torch.cuda.synchronize()
 
-    return step
+    return wait
 
 
 def peak(step: Step) -> int:
@@ -139,31 +132,19 @@ def peak(step: Step) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-@contextlib.contextmanager
-def flash() -> Iterator[None]:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        yield
+def guarded(**settings: Any) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Flash attention, inside a guard of these settings."""
 
-
-@contextlib.contextmanager
-def efficient() -> Iterator[None]:
-    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        yield
-
-
-@contextlib.contextmanager
-def guarded_flash() -> Iterator[None]:
-    with flash(), SDPAGuard():
-        yield
-
-
-def scope(chunks: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
-    def split() -> Iterator[None]:
-        with flash(), SDPAGuard(limits=limits(SHAPE[0] // chunks)):
+    def scope() -> Iterator[None]:
+        with flash(), SDPAGuard(**settings):
             yield
 
-    return split
+    return scope
+
+
+def in_chunks(chunks: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    return guarded(limits=limits(SHAPE[0] // chunks))
 
 
 if __name__ == "__main__":

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
 import timeit
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Callable
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdpa_guard import LIMITS, Limit, SDPAGuard
-from sdpa_guard.call import Call, contiguous
+from sdpa_guard import LIMITS, Limit, SDPAGuard, check
+from sdpa_guard.call import Call
 from sdpa_guard.judge import exceeded, remedy
 from sdpa_guard.release import RUNNING_TORCH
 
 from .timing import Result, Variant, ratio, spread, time_calls
+
+Attend = Callable[..., torch.Tensor]
+Step = Callable[[], object]
 
 BATCH, HEADS, LENGTH, DIM = 256, 4, 64, 32
 TURNS = 31
@@ -51,6 +55,17 @@ def inputs(batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return query, key, value
 
 
+def training(attend: Attend, whole: Sequence[torch.Tensor], grad: torch.Tensor) -> Step:
+    """Forward and backward."""
+
+    def step() -> None:
+        for tensor in whole:
+            tensor.grad = None
+        attend(*whole).backward(grad)
+
+    return step
+
+
 def split() -> list[Result]:
     """Forward and backward in chunks."""
     return [_split_into(chunks) for chunks in (2, 4, 16, 64, 256)]
@@ -58,23 +73,21 @@ def split() -> list[Result]:
 
 def _split_into(chunks: int) -> Result:
     whole, grad = inputs(), torch.randn(BATCH, HEADS, LENGTH, DIM)
-    pieces = [tensor.detach().split(BATCH // chunks) for tensor in (*whole, grad)]
+    pieces = zip(*(tensor.detach().split(BATCH // chunks) for tensor in (*whole, grad)))
+    steps = []
+    for *piece, piece_grad in pieces:
+        leaves = [tensor.requires_grad_() for tensor in piece]
+        steps.append(training(scaled_dot_product_attention, leaves, piece_grad))
 
-    def step() -> None:
-        _forget(whole)
-        scaled_dot_product_attention(*whole).backward(grad)
+    def chunks_alone() -> None:
+        for one in steps:
+            one()
 
-    def bare() -> None:
-        for query, key, value, piece_grad in zip(*pieces):
-            for tensor in (query, key, value):
-                tensor.requires_grad_()
-            _forget((query, key, value))
-            scaled_dot_product_attention(query, key, value).backward(piece_grad)
-
+    step = training(scaled_dot_product_attention, whole, grad)
     variants = {
         "whole": Variant(step),
         "split": Variant(step, scope(BATCH, chunks)),
-        "chunks alone": Variant(bare),
+        "chunks alone": Variant(chunks_alone),
     }
     taken = time_calls(variants, 1, TURNS)
     return Result(
@@ -92,32 +105,22 @@ def hand_written() -> list[Result]:
     """The same beside what people write."""
     chunks = 64
     whole, grad = inputs(), torch.randn(BATCH, HEADS, LENGTH, DIM)
-
-    def step() -> None:
-        _forget(whole)
-        scaled_dot_product_attention(*whole).backward(grad)
-
-    def hand() -> None:
-        _forget(whole)
-        by_hand(*whole, size=BATCH // chunks).backward(grad)
-
-    variants = {"split": Variant(step, scope(BATCH, chunks)), "by hand": Variant(hand)}
+    hand = functools.partial(by_hand, size=BATCH // chunks)
+    variants = {
+        "split": Variant(training(scaled_dot_product_attention, whole, grad), scope(BATCH, chunks)),
+        "by hand": Variant(training(hand, whole, grad)),
+    }
     taken = time_calls(variants, 1, TURNS)
     figure = ratio(taken, "by hand", "split")
     what = f"slices and cat, {chunks} chunks"
     return [Result("by-hand", what, "the guard's split", figure, "x", 1.5, at_least=True)]
 
 
-def _forget(tensors: Iterable[torch.Tensor]) -> None:
-    for tensor in tensors:
-        tensor.grad = None
-
-
 def plan() -> list[Result]:
     """Planning."""
     results = []
     for batch in (10**4, 10**6):
-        call, bound = _call(batch), limits(batch // 1000)
+        call, bound = check(batch, HEADS, LENGTH, DIM).call, limits(batch // 1000)
         others = [limit for limit in LIMITS if limit.id != GRID.id]
         everything = [*bound, *others]
         found = remedy(call, everything, RUNNING_TORCH)
@@ -134,7 +137,8 @@ def chunks_used() -> list[Result]:
     draw = random.Random(0)
     wrong, planned, shapes = 0, 0, 500
     for _ in range(shapes):
-        call = _call(draw.randint(1, 40), heads=draw.randint(1, 16), rows=draw.randint(1, 40))
+        batch, heads, rows = (draw.randint(1, most) for most in (40, 16, 40))
+        call = check(batch, heads, rows, DIM).call
         judged = [
             dataclasses.replace(limit, bound=draw.randint(1, max(1, limit.counted(call))))
             for limit in LIMITS
@@ -169,25 +173,4 @@ def _fewest(call: Call, judged: list[Limit]) -> int:
             if fits(*chunks)
         ),
         default=1,
-    )
-
-
-def _call(batch: int, heads: int = HEADS, rows: int = LENGTH) -> Call:
-    strides = contiguous(rows, DIM)
-    return Call(
-        batch=batch,
-        heads=heads,
-        kv_heads=heads,
-        seq_q=rows,
-        seq_k=rows,
-        head_dim=DIM,
-        value_dim=DIM,
-        dtype=torch.bfloat16,
-        device_type="cuda",
-        dropout_p=0.0,
-        is_causal=False,
-        needs_backward=True,
-        query_strides=strides,
-        key_strides=strides,
-        value_strides=strides,
     )

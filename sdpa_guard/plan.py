@@ -156,9 +156,9 @@ def _product(counts: dict[str, int]) -> int:
 
 def _nest(call: Call, counts: dict[str, int]) -> Optional[Plan]:
     """The plan with that many chunks along each axis, the batch outermost; None for too many."""
-    plan = None
     if _product(counts) > _MOST_CALLS:
         return None
+    plan = None
     for axis in reversed(AXES):
         chunks = counts.get(axis, 1)
         if chunks > 1:
