@@ -11,11 +11,14 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+    from sdpa_guard.guarding.options import Policy
 
 VARIABLE = "SDPA_GUARD"
 #: What each value of the variable means: a policy, or None for no guard.
-POLICIES = {
+POLICIES: dict[str, Optional[Policy]] = {
     "": None,
     "0": None,
     "off": None,
@@ -37,7 +40,7 @@ PTH_LINE = (
 _activated = False
 
 
-def policy(value: Optional[str]) -> Optional[str]:
+def policy(value: Optional[str]) -> Optional[Policy]:
     """The policy that a value of the variable asks for, or None for no guard.
 
     Raises ValueError, naming what is allowed.
@@ -62,7 +65,7 @@ def activate() -> None:
     try:
         asked = policy(os.environ.get(VARIABLE))
         if asked is not None:
-            from sdpa_guard.dispatcher import enable
+            from sdpa_guard.guarding.process_wide import enable
 
             enable(asked)
     except ValueError as wrong:

@@ -13,13 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 import sdpa_guard
 from sdpa_guard import SDPAGuard
+from sdpa_guard.torch_private import COMPOSITE, call_at, destroy_library
 
 from .timing import Result, Variant, added, ratio, time_calls
 
 CALLS, TURNS = 300, 101
-_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
-_attend = _OPERATOR._op_dk
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Nothing(TorchFunctionMode):
@@ -33,7 +31,7 @@ class StraightOn(TorchFunctionMode):
     """A mode that hands attention to torch's kernel, past all other Python code."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _attend(_COMPOSITE, *args, **(kwargs or {}))
+        return call_at(COMPOSITE, *args, **(kwargs or {}))
 
 
 def scoped() -> AbstractContextManager[object]:
@@ -56,13 +54,13 @@ def python_kernel() -> Iterator[None]:
     for key in ("AutogradCPU", "AutogradCUDA"):
         library.impl(
             "scaled_dot_product_attention",
-            lambda *args, **kwargs: _attend(_COMPOSITE, *args, **kwargs),
+            lambda *args, **kwargs: call_at(COMPOSITE, *args, **kwargs),
             key,
         )
     try:
         yield
     finally:
-        library._destroy()
+        destroy_library(library)
 
 
 def other_calls() -> list[Result]:

@@ -9,10 +9,12 @@ from typing import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdpa_guard import LIMITS, guard, scope
-from sdpa_guard.kernel import torch_kernel
-from sdpa_guard.settings import make_settings
-from sdpa_guard.signature import signature
+from sdpa_guard import LIMITS
+from sdpa_guard.guarding import scope, scoped
+from sdpa_guard.guarding.memory import Memory
+from sdpa_guard.guarding.options import make_options
+from sdpa_guard.guarding.signature import signature
+from sdpa_guard.guarding.torch_hook import torch_kernel
 
 from .timing import Result, Variant, added, time_calls
 
@@ -25,25 +27,25 @@ def parts() -> list[Result]:
     arguments = (query, query, query)
     seen = signature(arguments, {})
     known = {seen}
-    settings = make_settings("split", LIMITS, None, ("cpu",))
+    memory = Memory(make_options("split", LIMITS, None, ("cpu",)))
 
     @contextlib.contextmanager
     def in_force() -> Iterator[None]:
-        scope.enter(settings)
+        scope.enter(memory, contextlib.nullcontext())
         try:
             yield
         finally:
-            scope.leave(settings)
+            scope.leave(memory)
 
     def nothing() -> None: ...
 
     calls: dict[str, Callable[[], object]] = {
         "is torch.compile tracing": torch.compiler.is_compiling,
-        "the settings in force on this thread": scope.in_force,
-        "are there other modes": guard._torch_is_next,
+        "the guard in force on this thread": scope.in_force,
+        "are there other modes": scoped.torch_is_next,
         "the signature of the tensors": lambda: signature(arguments, {}),
         "and whether it is known": lambda: seen in known,
-        "count the call": settings.report.saw,
+        "count the call": memory.report.saw,
     }
     variants = {name: Variant(call, in_force) for name, call in calls.items()}
     variants["nothing"] = Variant(nothing)

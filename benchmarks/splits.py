@@ -16,9 +16,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS, Limit, SDPAGuard, check
-from sdpa_guard.call import Call
-from sdpa_guard.judge import exceeded, remedy
-from sdpa_guard.release import RUNNING_TORCH
+from sdpa_guard.limits.call import Call
+from sdpa_guard.limits.findings import exceeded
+from sdpa_guard.limits.planning import cure
+from sdpa_guard.limits.releases import RUNNING_TORCH
 
 from .timing import Result, Variant, ratio, spread, time_calls
 
@@ -123,9 +124,10 @@ def plan() -> list[Result]:
         call, bound = check(batch, HEADS, LENGTH, DIM).call, limits(batch // 1000)
         others = [limit for limit in LIMITS if limit.id != GRID.id]
         everything = [*bound, *others]
-        found = remedy(call, everything, RUNNING_TORCH)
+        once = functools.partial(cure, call, everything, (RUNNING_TORCH,))
+        found = once()
         assert found is not None
-        times = timeit.repeat(lambda: remedy(call, everything, RUNNING_TORCH), number=20, repeat=51)  # noqa: B023
+        times = timeit.repeat(once, number=20, repeat=51)
         figure = spread([1e6 * seconds / 20 for seconds in times])
         what = f"{batch} batch entries into {len(found)} chunks"
         results.append(Result("plan", what, "", figure, "us", 50))
@@ -144,7 +146,7 @@ def chunks_used() -> list[Result]:
             for limit in LIMITS
             if limit.id in ("F1", "F2b", "F2h")
         ]
-        found = remedy(call, judged, RUNNING_TORCH)
+        found = cure(call, judged, (RUNNING_TORCH,))
         planned += found is not None
         wrong += (1 if found is None else len(found)) != _fewest(call, judged)
     what = f"plans that are not the fewest, of {planned} for {shapes} shapes"
@@ -159,7 +161,7 @@ def _fewest(call: Call, judged: list[Limit]) -> int:
             -(-units // parts) for units, parts in zip((call.batch, call.heads, call.seq_q), chunks)
         )
         chunk = dataclasses.replace(call, batch=batch, heads=heads, kv_heads=heads, seq_q=rows)
-        return not exceeded(chunk, judged, RUNNING_TORCH)
+        return not exceeded(chunk, judged, (RUNNING_TORCH,))
 
     for parts in range(1, call.batch + 1):
         if fits(parts, 1, 1):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sdpa_guard.table import markdown, render
+from sdpa_guard.limits.text_table import markdown, render
 
 from .timing import Result
 

@@ -3,16 +3,16 @@
 # First of all: where SDPA_GUARD is set, torch comes back here at the end of its own import.
 import torch  # noqa: F401
 
-from .dispatcher import disable, enable, is_enabled, report
 from .errors import OversizedCallError, SDPAGuardError, SDPAGuardWarning
-from .guard import SDPAGuard
-from .judge import Finding
-from .limit import Limit
-from .limits import LIMITS
-from .plan import Plan
+from .guarding.process_wide import disable, enable, is_enabled, report
+from .guarding.report import Report
+from .guarding.scoped import SDPAGuard
+from .limits.check import Verdict, check
+from .limits.findings import Finding
+from .limits.limit import Limit
+from .limits.plan import Plan
+from .limits.registry import LIMITS
 from .rehearsal import RehearsalError, rehearse
-from .reports import Report
-from .verdict import Verdict, check
 
 __version__ = "0.1.0"
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
+
+_Name = TypeVar("_Name", bound=str)
 
 
 class SDPAGuardError(Exception):
@@ -17,7 +20,7 @@ class SDPAGuardWarning(UserWarning):
     """An attention call over a limit was left as it is, or the guard could not do its work."""
 
 
-def check_names(argument: str, names: object, allowed: tuple[str, ...]) -> tuple[str, ...]:
+def check_names(argument: str, names: object, allowed: tuple[_Name, ...]) -> tuple[_Name, ...]:
     """The names as a tuple, each once; an error that says what is allowed unless they all are."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} must be a tuple of names, not {names!r}")

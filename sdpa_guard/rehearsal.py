@@ -7,12 +7,11 @@ import warnings
 from typing import Any, Callable, Optional, Union
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import SDPAGuardError, SDPAGuardWarning
-from .guard import SDPAGuard
-from .reports import Report
+from .guarding.report import Report
+from .guarding.scoped import SDPAGuard
+from .torch_private import DispatchMode, number_of, tree_leaves, tree_map
 
 ModelOrFactory = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
 
@@ -50,10 +49,20 @@ def rehearse(
         torch_version: the release whose limits count, such as "2.9.0"; None is every supported one.
         kwargs: what the model is called with by name.
 
+    Returns:
+        The report of the step, which lists every call.
+
     Raises:
         RehearsalError: the model needs values, which meta tensors do not have, or it fails, or so
             does the function that makes it; the error that stopped it is the cause.
         ValueError, TypeError: an argument is not what is allowed; the message says what is.
+
+    >>> import torch
+    >>> from sdpa_guard import rehearse
+    >>> layer = torch.nn.TransformerEncoderLayer(512, 8, dropout=0.0, dtype=torch.bfloat16)
+    >>> batch = torch.empty(200, 400, 512, dtype=torch.bfloat16, device="meta")
+    >>> rehearse(layer, batch, torch_version="2.9.0").fits
+    True
     """
     guard = SDPAGuard(torch_version=torch_version, device_types=("meta",))
     guard.report.lists_every_call = True
@@ -86,11 +95,11 @@ def rehearse(
     return guard.report
 
 
-class _Answers(TorchDispatchMode):
+class _Answers(DispatchMode):  # type: ignore[misc]
     """Answers each question about a truth in the data; knows what meta tensors refused."""
 
     def __init__(self, answer: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.answer = answer
         self.asked = False
         self.step = "forward"
@@ -98,7 +107,7 @@ class _Answers(TorchDispatchMode):
         self.operator = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+        if func is number_of and args[0].dtype is torch.bool:
             self.asked = True
             return self.answer
         try:

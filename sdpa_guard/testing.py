@@ -9,9 +9,11 @@ from typing import Any, Optional
 
 import torch
 
-from . import backends, kernel
-from .call import bind
-from .settings import DEVICE_TYPES
+from .guarding.arguments import bind
+from .guarding.options import DEVICE_TYPES
+from .guarding.torch_answers import enabled
+from .guarding.torch_hook import Hook, recorders
+from .limits.backends import Backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class RecordedCall:
     dropout_p: float
     is_causal: bool
     #: The fused backends that the context allowed: "flash", "efficient", "cudnn".
-    backends: frozenset[str]
+    backends: frozenset[Backend]
 
 
 @contextlib.contextmanager
@@ -36,6 +38,20 @@ def record_calls() -> Iterator[list[RecordedCall]]:
 
     With a guard open inside, these are the chunks. Calls under ``torch.func.vmap`` are not seen,
     nor those on meta tensors in inference mode: torch takes them past every kernel of ours.
+
+    Returns:
+        A context manager of the list, which grows call by call.
+
+    Raises:
+        SDPAGuardError: the running torch lacks what this needs; the message names it.
+
+    >>> import torch
+    >>> from sdpa_guard.testing import record_calls
+    >>> with record_calls() as calls:
+    ...     query = torch.ones(2, 4, 16, 8)
+    ...     out = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    >>> [call.query for call in calls]
+    [(2, 4, 16, 8)]
     """
     calls: list[RecordedCall] = []
 
@@ -51,14 +67,13 @@ def record_calls() -> Iterator[list[RecordedCall]]:
                 device=query.device,
                 dropout_p=options.get("dropout_p", 0.0),
                 is_causal=options.get("is_causal", False),
-                backends=backends.enabled(),
+                backends=enabled(),
             )
         )
 
-    kernel.open_kernel(DEVICE_TYPES)
-    kernel.recorders.append(record)
-    try:
-        yield calls
-    finally:
-        kernel.recorders.remove(record)
-        kernel.close_kernel(DEVICE_TYPES)
+    with Hook(DEVICE_TYPES):
+        recorders.append(record)
+        try:
+            yield calls
+        finally:
+            recorders.remove(record)

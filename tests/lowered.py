@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sdpa_guard import LIMITS, Limit
-from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS
+from sdpa_guard.limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
 
 NESTED = "nested"
 

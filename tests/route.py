@@ -11,7 +11,7 @@ import torch
 
 import sdpa_guard
 from sdpa_guard import LIMITS, SDPAGuard
-from sdpa_guard.reports import Report
+from sdpa_guard.guarding.report import Report
 
 #: Lowered bounds: every call of more than two batch entries must be split.
 LOWERED = tuple(

@@ -10,9 +10,10 @@ from child import python
 from test_processes import POLICY
 
 import sdpa_guard_autoload
-from sdpa_guard.cli import main
-from sdpa_guard.commands import autoload, doctor
-from sdpa_guard.release import RUNNING_TORCH, Release
+from sdpa_guard.cli import command_autoload as autoload
+from sdpa_guard.cli import command_doctor as doctor
+from sdpa_guard.cli.main import main
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 from sdpa_guard_autoload import PTH_FILE, PTH_LINE
 
 #: Newer torch as one before 2.5.
@@ -56,9 +57,9 @@ def test_on_a_newer_torch_it_says_that_it_is_not_needed(pth, monkeypatch, capsys
 def test_torch_looks_by_itself_from_2_5_on_unless_told_not_to(monkeypatch):
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     assert autoload.torch_looks_by_itself() == (Release(2, 5) <= RUNNING_TORCH)
-    monkeypatch.setattr(autoload, "RUNNING_TORCH", Release(2, 4, 1))
+    monkeypatch.setattr(autoload, "LOADS_EXTENSIONS", False)
     assert not autoload.torch_looks_by_itself()
-    monkeypatch.setattr(autoload, "RUNNING_TORCH", Release(2, 5))
+    monkeypatch.setattr(autoload, "LOADS_EXTENSIONS", True)
     assert autoload.torch_looks_by_itself()
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert not autoload.torch_looks_by_itself()

@@ -18,9 +18,9 @@ from test_seed_table import ROWS
 
 import sdpa_guard
 from sdpa_guard import LIMITS
-from sdpa_guard.cli import main
-from sdpa_guard.commands import doctor
-from sdpa_guard.release import RELEASES, RUNNING_TORCH
+from sdpa_guard.cli import command_doctor as doctor
+from sdpa_guard.cli.main import main
+from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH
 
 SCRIPT = Path(sys.executable).with_name("sdpa-guard")
 FAILING = "400x4x10496x128"

@@ -10,7 +10,7 @@ import pytest
 from child import environment
 from test_cli import SCRIPT
 
-from sdpa_guard.cli import main
+from sdpa_guard.cli.main import main
 
 FITS = "8x4x1024x64"
 # Buffered streams report a fault late.

@@ -18,7 +18,7 @@ from torch import nn
 
 import sdpa_guard
 from sdpa_guard import SDPAGuard
-from sdpa_guard.release import RUNNING_TORCH, Release
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 
 #: Rows of the README's table: the name, what the scoped guard sees, what the process-wide one sees.
 ROUTES = [

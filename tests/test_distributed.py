@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_guard.release import RUNNING_TORCH, Release
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 
 TESTS = Path(__file__).parent
 RANKS = 2

@@ -20,10 +20,12 @@ from lowered import BY_ID, NESTED, lowered
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sdpa_guard import SDPAGuard, SDPAGuardWarning, chunked
-from sdpa_guard.call import BATCH, CONTIGUOUS, HEADS, ROWS, Arguments
-from sdpa_guard.plan import Plan
-from sdpa_guard.release import RUNNING_TORCH, Release
+from sdpa_guard import SDPAGuard, SDPAGuardWarning
+from sdpa_guard.guarding import run_plan
+from sdpa_guard.guarding.arguments import Arguments
+from sdpa_guard.limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
+from sdpa_guard.limits.plan import Plan
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 
 FUSES_3D = Release(2, 14) <= RUNNING_TORCH
 #: What rounding may change, relative to the largest value: torch adds up in another order.
@@ -226,7 +228,7 @@ def test_dropout_draws_from_the_default_generator() -> None:
     assert not torch.equal(seeded(0), seeded(1))
     split = seeded(0)
     torch.manual_seed(0)
-    chunks = chunked.split(Plan(BATCH, (2, 2)), arguments)
+    chunks = run_plan.split(Plan(BATCH, (2, 2)), arguments)
     assert torch.equal(split, torch.cat([attend(chunk) for chunk in chunks]))
     before = torch.get_rng_state()
     with Case().guard() as guard:
@@ -242,7 +244,7 @@ def test_chunks_are_views(axis: str, mask_shape: tuple[int, ...]) -> None:
     sizes = {"batch": 4, "heads": 4, "kv_heads": 4, "seq_q": 4}
     case = Case(**sizes, layouts=layouts, mask_kind="bool", mask_shape=mask_shape)
     whole = build(case)[1]
-    chunks = list(chunked.split(Plan(axis, (2, 1, 1)), whole))
+    chunks = list(run_plan.split(Plan(axis, (2, 1, 1)), whole))
     assert len(chunks) == 3
     for chunk in chunks:
         for view, tensor in zip(chunk[:4], whole[:4]):
@@ -271,7 +273,7 @@ def test_one_join_and_no_other_copy(axis: str) -> None:
     case = Case(axis=axis, batch=3, heads=3, kv_heads=3, layouts=("length before heads",) * 3)
     arguments = build(case)[1]
     with Copies() as in_chunks:
-        for chunk in chunked.split(Plan(axis, (1, 1, 1)), arguments):
+        for chunk in run_plan.split(Plan(axis, (1, 1, 1)), arguments):
             attend(chunk)
     with Copies() as forward, case.guard() as guard:
         out = attend(arguments)
@@ -299,7 +301,7 @@ def test_without_gradients_only_one_chunk_is_held_beside_the_result(transposed: 
 
     plan = Plan(BATCH, (2, 2, 1), Plan(HEADS, (2, 2)) if not transposed else None)
     with torch.no_grad():
-        result = chunked.run(plan, torch_call, Arguments(query, query, query, None, {}))
+        result = run_plan.run(plan, torch_call, Arguments(query, query, query, None, {}))
     whole = torch.nn.functional.scaled_dot_product_attention(query, query, query)
     torch.testing.assert_close(result, whole)
     assert steps(result) == steps(whole)

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sdpa_guard
 from sdpa_guard import LIMITS, Report, SDPAGuard
-from sdpa_guard.release import RUNNING_TORCH, Release
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 from sdpa_guard.testing import record_calls
 
 #: Nothing that the guard judges would be left alone with these.

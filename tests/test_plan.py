@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from lowered import BY_ID
 
 from sdpa_guard import LIMITS, check
-from sdpa_guard.call import Call, contiguous
-from sdpa_guard.judge import exceeded, remedy
+from sdpa_guard.limits.call import Call, contiguous
+from sdpa_guard.limits.findings import exceeded
+from sdpa_guard.limits.planning import cure
+from sdpa_guard.limits.releases import RELEASES
 
 
 def make_call(batch, heads, kv_heads, seq_q, **facts) -> Call:
@@ -91,7 +93,7 @@ def test_the_plan_is_as_short_as_brute_force_finds(data):
     limits = [dataclasses.replace(BY_ID[i], bound=lowered[i]) for i in sorted(chosen)]
 
     def fits(part: Call) -> bool:
-        return not exceeded(part, limits, None)
+        return not exceeded(part, limits, RELEASES)
 
     if fits(call):
         return
@@ -99,7 +101,7 @@ def test_the_plan_is_as_short_as_brute_force_finds(data):
         call = dataclasses.replace(call, batch=min(call.batch, 3))
     if fits(call):
         return
-    plan = remedy(call, limits, None)
+    plan = cure(call, limits, RELEASES)
     assert (plan and len(plan)) == brute_force(call, fits)
 
 
@@ -154,9 +156,10 @@ def test_a_contiguous_copy_is_split_where_it_is_over_another_limit():
         1, 16, 16, 64, seq_k=rows, head_dim=128, value_dim=128,
         key_strides=seq_first, value_strides=seq_first,
     )  # fmt: skip
-    assert {found.limit.id for found in exceeded(call, LIMITS, None)} == {"E8"}
+    assert {found.limit.id for found in exceeded(call, LIMITS, RELEASES)} == {"E8"}
     assert (
-        str(remedy(call, LIMITS, None)) == "key and value made contiguous, then 2 calls of 8 heads"
+        str(cure(call, LIMITS, RELEASES))
+        == "key and value made contiguous, then 2 calls of 8 heads"
     )
 
 
@@ -167,15 +170,15 @@ def test_one_row_on_expanded_heads_is_copied_and_split():
         key_strides=contiguous(2**20, 128)._replace(head=0),
         value_strides=contiguous(2**20, 128)._replace(head=0),
     )  # fmt: skip
-    assert {found.limit.id for found in exceeded(call, LIMITS, None)} == {"E12"}
-    plan = remedy(call, LIMITS, None)
+    assert {found.limit.id for found in exceeded(call, LIMITS, RELEASES)} == {"E12"}
+    plan = cure(call, LIMITS, RELEASES)
     assert (plan.axis, plan.inner.axis) == ("contiguous", "heads")
 
 
 def test_millions_of_calls_are_no_plan():
     judged = [dataclasses.replace(BY_ID["F2b"], bound=1)]
-    assert len(remedy(make_call(2**20, 1, 1, 1), judged, None)) == 2**20
-    assert remedy(make_call(2**20 + 1, 1, 1, 1), judged, None) is None
+    assert len(cure(make_call(2**20, 1, 1, 1), judged, RELEASES)) == 2**20
+    assert cure(make_call(2**20 + 1, 1, 1, 1), judged, RELEASES) is None
 
 
 def test_several_limits_are_one_plan():

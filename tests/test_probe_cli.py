@@ -110,8 +110,8 @@ def command(child: StandinChild, *arguments: str) -> list[str]:
     """The command line, with another program for its children."""
     code = f"""
 import functools, sys
-from sdpa_guard.cli import main
-from sdpa_guard.commands import probe
+from sdpa_guard.cli.main import main
+from sdpa_guard.cli import command_probe as probe
 for name in ("find_gpu", "probe"):
     setattr(probe, name, functools.partial(getattr(probe, name), command={child.command!r}))
 sys.exit(main(["probe", *sys.argv[1:]]))

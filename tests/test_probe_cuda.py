@@ -15,14 +15,14 @@ from test_probe_step import KINDS, LONG, SMALL, with_a_row_of_another
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS
-from sdpa_guard.backends import takes
+from sdpa_guard.limits.backends import takes
+from sdpa_guard.limits.releases import RUNNING_TORCH
 from sdpa_guard.probing.child import measure
 from sdpa_guard.probing.gpu import find_gpu
 from sdpa_guard.probing.measurement import FITS, GUARDED
 from sdpa_guard.probing.memory import needed_gib
 from sdpa_guard.probing.runner import probe
 from sdpa_guard.probing.shapes import shapes
-from sdpa_guard.release import RUNNING_TORCH
 
 pytestmark = [
     pytest.mark.cuda,

@@ -9,15 +9,16 @@ import pytest
 from lowered import BY_ID
 
 from sdpa_guard import LIMITS
-from sdpa_guard.call import Call, bind, read
-from sdpa_guard.counts import padded_head_dim
-from sdpa_guard.judge import exceeded
+from sdpa_guard.guarding.arguments import bind, read
+from sdpa_guard.limits.call import Call
+from sdpa_guard.limits.counts import padded_head_dim
+from sdpa_guard.limits.findings import exceeded
+from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH, Release
 from sdpa_guard.probing.measurement import FAILS, FITS, GUARDED, UNGUARDED
 from sdpa_guard.probing.memory import needed_gib
 from sdpa_guard.probing.recipes import RECIPES
 from sdpa_guard.probing.shapes import shapes
 from sdpa_guard.probing.step import make_inputs
-from sdpa_guard.release import RELEASES, RUNNING_TORCH, Release
 
 PLENTY = 10.0**6
 
@@ -38,7 +39,7 @@ def test_only_the_limit_that_is_tried_is_crossed_and_only_by_the_last_shape(rele
     for planned in shapes(LIMITS, release, PLENTY).planned:
         limit = BY_ID[planned.trial.limit]
         call = planned.trial.call
-        beyond = {finding.limit.id for finding in exceeded(call, LIMITS, release)}
+        beyond = {finding.limit.id for finding in exceeded(call, LIMITS, (release,))}
         beyond &= {other.id for other in LIMITS if other.backend == limit.backend}
         beyond -= {"E7b"} if limit.id == "E7a" else set()
         fails = limit.affects(release) and limit.counted(call) > limit.bound

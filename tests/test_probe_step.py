@@ -15,14 +15,14 @@ from standin_child import SMALL
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sdpa_guard.call import BATCH
+from sdpa_guard.limits.call import BATCH
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 from sdpa_guard.probing import child, reference, step
 from sdpa_guard.probing.child import measure
 from sdpa_guard.probing.measurement import GUARDED, UNGUARDED
 from sdpa_guard.probing.runner import probe
 from sdpa_guard.probing.shapes import shapes
 from sdpa_guard.probing.trial import Trial
-from sdpa_guard.release import RUNNING_TORCH, Release
 
 HAS_GQA = Release(2, 5) <= RUNNING_TORCH
 SPLIT = lowered(BATCH, 1)

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from child import python
 
-from sdpa_guard.release import RUNNING_TORCH, Release
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 
 #: Rows of the README's table: the name, what the scoped guard sees, what the process-wide one sees.
 ROUTES = [
@@ -30,7 +30,7 @@ import sys, torch, torch.multiprocessing
 from route import process_wide, scoped
 
 def attend(results):
-    module = sys.modules.get("sdpa_guard.scope")
+    module = sys.modules.get("sdpa_guard.guarding.scope")
     settings = module and module.in_force()
     x = torch.ones(5, 2, 4, 8)
     torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -136,7 +136,8 @@ def test_a_process_ends_well_after_a_scope_in_a_thread():
 POLICY = """
 import torch, sys
 guard = sys.modules.get("sdpa_guard")
-print(guard and guard.scope.process_wide and guard.scope.process_wide.policy)
+door = guard and guard.guarding.scope.process_wide
+print(door and door.options.policy)
 """
 
 
@@ -182,7 +183,7 @@ def test_another_value_is_said_to_be_wrong_and_the_program_runs():
 
 
 @needs_autoload
-@pytest.mark.parametrize("module", ["sdpa_guard", "sdpa_guard.call", "sdpa_guard.testing"])
+@pytest.mark.parametrize("module", ["sdpa_guard", "sdpa_guard.limits.call", "sdpa_guard.testing"])
 def test_a_program_may_import_the_package_before_torch(module):
     code = f"import {module}, sdpa_guard; print(sdpa_guard.is_enabled())"
     assert python("-c", code, guard="1") == ("True", "")

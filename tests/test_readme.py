@@ -11,8 +11,8 @@ import pytest
 from test_routes import table as routes_table
 
 from sdpa_guard import LIMITS
-from sdpa_guard.cli import main
-from sdpa_guard.commands.limits import as_markdown
+from sdpa_guard.cli.command_limits import as_markdown
+from sdpa_guard.cli.main import main
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -20,7 +20,7 @@ def attend():
     x = torch.ones(5, 2, 4, 8)
     return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
-policy = sdpa_guard.scope.process_wide.policy
+policy = sdpa_guard.guarding.scope.process_wide.options.policy
 print(policy, sys.argv[1:])
 sdpa_guard.enable(policy, limits=LOWERED, device_types=DEVICE_TYPES)
 attend()
@@ -196,7 +196,9 @@ def test_help_says_which_policy_is_in_force():
     [((), "raise", "raise"), ((), " ON ", "split"), ((), "", "split"), (OPTION, "raise", "warn")],
 )
 def test_the_policy_is_the_option_else_the_variable_else_split(program, arguments, value, policy):
-    Path("program.py").write_text("import sdpa_guard.scope as s; print(s.process_wide.policy)")
+    Path("program.py").write_text(
+        "import sdpa_guard.guarding.scope as s; print(s.process_wide.options.policy)"
+    )
     result = guarded(*arguments, "program.py", env={"SDPA_GUARD": value})
     assert (result.returncode, result.stdout) == (0, f"{policy}\n")
 

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sdpa_guard
 from sdpa_guard import LIMITS, Report, SDPAGuard
-from sdpa_guard.call import BATCH, ROWS
+from sdpa_guard.limits.call import BATCH, ROWS
 from sdpa_guard.testing import record_calls
 
 DEVICE_TYPES = ("cpu", "meta")

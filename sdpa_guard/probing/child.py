@@ -15,26 +15,22 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..backends import CUDNN, EFFICIENT, FLASH
-from ..guard import SDPAGuard
-from ..limit import Limit
+from ..guarding.options import DeviceType
+from ..guarding.scoped import SDPAGuard
+from ..limits.backends import Backend, torchs_name
+from ..limits.limit import Limit
 from .measurement import OUT_OF_MEMORY, OVERWRITTEN, PASSES
 from .reference import difference
 from .step import Attention, Inputs, Step, in_words, is_out_of_memory, make_inputs, take_step
 from .trial import Trial
 
-_KERNELS = {
-    FLASH: "FLASH_ATTENTION",
-    EFFICIENT: "EFFICIENT_ATTENTION",
-    CUDNN: "CUDNN_ATTENTION",
-}
 _GIB = 2**30
 
 
 def measure(
     trial: Trial,
     guarded: bool,
-    device: str = "cuda",
+    device: DeviceType = "cuda",
     limits: Optional[Sequence[Limit]] = None,
     attend: Attention = scaled_dot_product_attention,
 ) -> str:
@@ -67,11 +63,11 @@ def _verdict(trial: Trial, inputs: Inputs, step: Step) -> str:
     return difference(trial, inputs, step) or PASSES
 
 
-def _kernels(backend: str, device: str) -> contextlib.AbstractContextManager[None]:
+def _kernels(backend: Backend, device: str) -> contextlib.AbstractContextManager[None]:
     """Only this backend; the CPU has none of them."""
     if device != "cuda":
         return contextlib.nullcontext()
-    return sdpa_kernel(getattr(SDPBackend, _KERNELS[backend]))
+    return sdpa_kernel(getattr(SDPBackend, torchs_name(backend)))
 
 
 def describe_gpu() -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..backends import FLASH
-from ..call import padded_mask_row
-from ..counts import flash_workspace, round_up
+from ..limits.backends import FLASH
+from ..limits.call import padded_mask_row
+from ..limits.counts import flash_workspace, round_up
 from .reference import slice_of
 from .trial import Trial
 

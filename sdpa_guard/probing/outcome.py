@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import torch
 
-from ..table import render
+from ..limits.text_table import render
 from .measurement import agrees
 from .shapes import Skipped
 

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO, Any, NamedTuple, Optional
 
+from sdpa_guard_autoload import VARIABLE
+
 from .measurement import NO_RESULT, PASSES, TIMED_OUT
 
 #: The program that a child runs; a question in JSON follows.
@@ -42,7 +44,7 @@ class Ended(NamedTuple):
 def ask(question: dict[str, Any], timeout: float, command: Sequence[str] = COMMAND) -> Ended:
     """Start the command with the question, and see how it ends."""
     # A child would be guarded by the variable, whatever it is asked.
-    environment = {name: value for name, value in os.environ.items() if name != "SDPA_GUARD"}
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(
             [*command, json.dumps(question)],

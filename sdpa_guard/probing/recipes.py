@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Optional
 
-from ..limit import Limit
+from ..limits.bisection import largest
+from ..limits.limit import Limit
 from .trial import Trial
 
 #: A kernel works by tiles of up to so many rows; a limit counts the rows.
@@ -64,9 +65,7 @@ class Recipe:
             fitting, over = over, 2 * over
         if fits(over) or not fits(fitting):
             return None
-        while over - fitting > 1:
-            middle = (fitting + over) // 2
-            fitting, over = (middle, over) if fits(middle) else (fitting, middle)
+        fitting = largest(fits, fitting, over)
         under = (trial(fitting - 1),) if fitting > 1 else ()
         return Around(under, trial(fitting), trial(fitting + self.past))
 

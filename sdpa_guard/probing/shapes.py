@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
-from ..backends import takes
-from ..judge import exceeded
-from ..limit import Limit
-from ..limits import LIMITS
-from ..release import Release
+from ..limits.backends import takes
+from ..limits.findings import exceeded
+from ..limits.limit import Limit
+from ..limits.registry import LIMITS
+from ..limits.releases import Release
 from .measurement import FAILS, FITS, GUARDED, UNGUARDED
 from .memory import needed_gib
 from .recipes import RECIPES, Around
@@ -92,7 +92,7 @@ def _candidates(limit: Limit, dtype: str, obstacles: list[Skipped]) -> Iterator[
 
 def _attempts(limit: Limit, around: Around, release: Release, quick: bool) -> Iterator[Planned]:
     for trial in (around.at, around.over) if quick else around.all:
-        predicted = FAILS if exceeded(trial.call, [limit], release) else FITS
+        predicted = FAILS if exceeded(trial.call, [limit], (release,)) else FITS
         yield Planned(trial, UNGUARDED, predicted)
         if not quick or predicted == FAILS:
             yield Planned(trial, GUARDED, FITS)
@@ -106,7 +106,7 @@ def _obstacle(
     needed = max(map(needed_gib, trials))
     if needed > memory_gib:
         return f"needs {needed:.1f} GiB of GPU memory, {memory_gib:.1f} may be used"
-    others = {f.limit.id for t in trials for f in exceeded(t.call, _beside(limit), release)}
+    others = {f.limit.id for t in trials for f in exceeded(t.call, _beside(limit), (release,))}
     if others:
         return f"over {', '.join(sorted(others))} as well on torch {release}"
     return None

@@ -7,10 +7,10 @@ from typing import Optional
 
 import torch
 
-from ..call import Call, Strides, contiguous, padded_mask_row
-from ..counts import round_up
-from ..limit import Limit
-from ..limits import LIMITS
+from ..limits.call import Call, Strides, call_of_sizes, contiguous
+from ..limits.counts import round_up
+from ..limits.limit import Limit
+from ..limits.registry import LIMITS
 
 _BY_ID = {limit.id: limit for limit in LIMITS}
 
@@ -55,27 +55,19 @@ class Trial:
     @property
     def call(self) -> Call:
         """The facts that the limits ask for."""
-        keys = self._key_strides()
-        mask_row = padded_mask_row(self.seq_k) if self.seq_q > 1 else 0
-        return Call(
-            batch=self.batch,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            seq_q=self.seq_q,
+        return call_of_sizes(
+            self.batch,
+            self.heads,
+            self.seq_q,
+            self.head_dim,
             seq_k=self.seq_k,
-            head_dim=self.head_dim,
-            value_dim=self.head_dim,
+            kv_heads=self.kv_heads,
             dtype=getattr(torch, self.dtype),
-            device_type="cuda",
-            dropout_p=self.dropout_p,
-            is_causal=False,
-            needs_backward=self.backward,
-            query_strides=contiguous(self.seq_q, self.head_dim),
-            key_strides=keys,
-            value_strides=keys,
-            mask_row_stride=mask_row if self.mask else None,
+            mask=self.mask,
             mask_requires_grad=self.mask_requires_grad,
-            expanded_kv=self.heads > 1 and keys.head == 0,
+            dropout_p=self.dropout_p,
+            needs_backward=self.backward,
+            kv_strides=self._key_strides(),
         )
 
     @property

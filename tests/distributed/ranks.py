@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sdpa_guard
 from sdpa_guard import Limit, Report, SDPAGuard
-from sdpa_guard.call import HEADS
-from sdpa_guard.release import RUNNING_TORCH, Release
+from sdpa_guard.limits.call import HEADS
+from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 from sdpa_guard.testing import record_calls
 
 if Release(2, 5) <= RUNNING_TORCH:

@@ -1,0 +1,187 @@
+"""What becomes of a call: the one place that counts, lists, warns, raises, remembers and splits."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from ..errors import OversizedCallError, SDPAGuardWarning
+from ..limits.backends import Backend
+from ..limits.call import Call
+from ..limits.findings import fullest
+from ..limits.plan import Plan
+from . import messages, symbolic_sizes, torch_answers
+from .arguments import Arguments, bind, is_compiling, is_fake, is_stand_in, read
+from .call_site import call_site
+from .decision import Answers, Decision, decide
+from .memory import Memory
+from .options import Options
+from .run_plan import TorchCall, ends, run
+
+_log = logging.getLogger("sdpa_guard")
+
+
+class _Outcome(NamedTuple):
+    """What is to be done with a call."""
+
+    #: None: it is made as it came.
+    plan: Optional[Plan] = None
+    #: The guard judged it; it leaves other calls to whoever else sees them.
+    judged: bool = True
+    #: It is inside every bound, whichever backend takes it: such calls can be recognised.
+    trusted: bool = False
+
+
+_NOT_JUDGED = _Outcome(judged=False)
+_AS_IT_CAME = _Outcome()
+
+
+def attend(
+    make: TorchCall,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    memory: Memory,
+    hand_on: Optional[TorchCall] = None,
+) -> torch.Tensor:
+    """Make the call as the guard wants it: as it came, or in the chunks of a plan.
+
+    ``hand_on`` makes a call that the guard does not judge; ``make`` unless given.
+    """
+    arguments = _bound(args, kwargs)
+    if arguments is None:
+        return (hand_on or make)(*args, **kwargs)
+    if is_compiling(arguments.query):
+        return trace(make, args, kwargs, memory.options)
+    outcome = _judge_safely(arguments, memory)
+    if not outcome.judged:
+        return (hand_on or make)(*args, **kwargs)
+    if outcome.plan is not None:
+        return run(outcome.plan, _counted(make, memory), arguments)
+    result = make(*args, **kwargs)
+    if outcome.trusted:
+        memory.trust(args, kwargs)  # now that torch has taken it
+    return result
+
+
+def trace(
+    make: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> torch.Tensor:
+    """The same in what torch.compile can trace: nothing is asked, remembered, counted or said."""
+    arguments = _bound(args, kwargs)
+    plan = None if arguments is None else _plan_of_traced(arguments, options)
+    if arguments is None or plan is None:
+        return make(*args, **kwargs)
+    return run(plan, make, arguments)
+
+
+def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]:
+    try:
+        return bind(*args, **kwargs)
+    except TypeError:
+        return None  # torch says what is wrong with such a call
+
+
+def _counted(make: TorchCall, memory: Memory) -> TorchCall:
+    def count(*args: Any, **kwargs: Any) -> torch.Tensor:
+        memory.report.chunk()
+        return make(*args, **kwargs)
+
+    return count
+
+
+def _plan_of_traced(arguments: Arguments, options: Options) -> Optional[Plan]:
+    if options.policy == "warn" or not symbolic_sizes.are_known(arguments):
+        return None
+    call = read(arguments, options.device_types)
+    if call is None:
+        return None
+    taken = torch_answers.enabled()
+    limits = [limit for limit in options.limits if limit.backend in taken]
+    if not symbolic_sizes.may_compare(call, limits):
+        return None
+    answers = Answers(options.releases(real=call.device_type == "cuda"), taken)
+    return _act(decide(options, call, answers), call, answers, options, None)
+
+
+def _judge_safely(arguments: Arguments, memory: Memory) -> _Outcome:
+    """The outcome; a fault of the guard's own leaves the call as it is, with one warning."""
+    try:
+        return _judge(arguments, memory)
+    except (OversizedCallError, SDPAGuardWarning):
+        raise
+    except Exception as fault:
+        _log.debug("fault while judging a call", exc_info=True)
+        memory.warn_once("fault", messages.could_not_judge(fault), call_site())
+        return _AS_IT_CAME
+
+
+def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
+    call = read(arguments, memory.options.device_types)
+    if call is None:
+        return _NOT_JUDGED
+    report = memory.report
+    report.saw()
+    # A call on real tensors in plain eager mode is the only one that torch itself can speak of.
+    real = call.device_type == "cuda" and not is_fake(arguments.query)
+    releases = memory.options.releases(real)
+    findings = memory.examine(call, releases)
+    over = any(finding.over for finding in findings)
+    if not over and not report.lists_every_call:
+        # One on stand-ins may be on its way into compiled code, where nothing is counted.
+        return _Outcome(trusted=not is_stand_in(arguments.query))
+    asks = real and call.lanes == 1
+    taken = _taken_by(arguments, memory) if asks else torch_answers.enabled()
+    call = call.with_numbers() if over else call
+    answers = Answers(releases, taken)
+    decision = memory.decide(call, answers) if over else Decision("leave")
+    if decision.action == "leave":
+        if report.lists_every_call:
+            could_meet = [f for f in findings if f.limit.backend in taken]
+            report.inside(call_site(), call, fullest(could_meet))
+        return _AS_IT_CAME
+    while asks and decision.plan is not None:
+        # A chunk can go to another backend than the whole call, whose limits then count as well.
+        first, last = ends(decision.plan, arguments)
+        others = _taken_by(first, memory) | _taken_by(last, memory)
+        if others <= answers.backends:
+            break
+        answers = answers._replace(backends=answers.backends | others)
+        decision = memory.decide(call, answers)
+    return _Outcome(_act(decision, call, answers, memory.options, memory))
+
+
+def _act(
+    decision: Decision, call: Call, answers: Answers, options: Options, memory: Optional[Memory]
+) -> Optional[Plan]:
+    """Count, list, warn or raise as the decision wants it; returns the plan that is to be run.
+
+    ``memory`` is None for traced code, which can do none of that but raise.
+    """
+    if memory is None:
+        if decision.action == "refuse" and options.policy == "raise":
+            message = messages.explain(call, decision.over, decision.plan, answers.releases)
+            raise OversizedCallError(message)
+        return decision.plan if decision.action == "split" else None
+    site, worst = call_site(), fullest(decision.over)
+    if decision.action == "split":
+        _log.info("%s: %s: %s", site, call, decision.plan)
+        memory.report.split_up(site, call, worst, decision.plan)
+        return decision.plan
+    memory.report.left(site, call, worst, decision.plan)
+    message = messages.explain(call, decision.over, decision.plan, answers.releases)
+    message = f"{site}: {message}"
+    if options.policy == "raise":
+        raise OversizedCallError(message)
+    memory.warn_once(site, message, site)
+    return None
+
+
+def _taken_by(arguments: Arguments, memory: Memory) -> frozenset[Backend]:
+    """The backend that torch chooses for these tensors, as a set of one or none."""
+    choice = torch_answers.choice(arguments)
+    if choice.stand_in is not None:
+        message = messages.stand_in_is_active(choice.stand_in)
+        memory.warn_once(choice.stand_in, message, call_site())
+    return choice.backends

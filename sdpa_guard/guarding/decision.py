@@ -1,0 +1,46 @@
+"""The decision on a call: leave it, split it, or refuse to."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Optional
+
+from ..limits.backends import Backend
+from ..limits.call import Call
+from ..limits.findings import Finding, exceeded
+from ..limits.plan import Plan
+from ..limits.planning import cure
+from ..limits.releases import Release
+from .options import Options
+
+
+class Answers(NamedTuple):
+    """What torch says of a call."""
+
+    #: The releases whose limits count.
+    releases: tuple[Release, ...]
+    #: The backends that could take the call, or a chunk of it.
+    backends: frozenset[Backend]
+
+
+class Decision(NamedTuple):
+    """What is to become of a call."""
+
+    #: "leave": it is inside every bound. "split": the plan is run. "refuse": it is over a limit
+    #: that nothing cures, or that the policy does not want cured.
+    action: Literal["leave", "split", "refuse"]
+    #: The limits that it is over.
+    over: tuple[Finding, ...] = ()
+    #: What cures it; None where nothing does or nothing has to.
+    plan: Optional[Plan] = None
+
+
+def decide(options: Options, call: Call, answers: Answers) -> Decision:
+    """Leave, split or refuse: nothing but the arguments decides it, and nothing else happens."""
+    limits = [limit for limit in options.limits if limit.backend in answers.backends]
+    over = exceeded(call, limits, answers.releases)
+    if not over:
+        return Decision("leave")
+    plan = cure(call.with_numbers(), limits, answers.releases)
+    if plan is None or options.policy != "split":
+        return Decision("refuse", over, plan)
+    return Decision("split", over, plan)

@@ -1,0 +1,57 @@
+"""A glance at a call's arguments: enough to tell a call that was judged before."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from ..torch_private import any_autocast, innermost_transform
+from .keep_eager import uncompiled
+
+#: The signature of a call that a glance does not tell from others.
+UNKNOWN = object()
+
+
+@uncompiled
+def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """What a call's judgement depends on, but for the guard's options; UNKNOWN for most odd calls.
+
+    What torch refuses whatever its size, as tensors of several dtypes, is not told apart. It has no
+    hash where sizes are symbols.
+    """
+    # Autocast casts the inputs later, and torch.vmap hides the size of its batch.
+    if any_autocast() or innermost_transform():
+        return UNKNOWN
+    try:
+        query, key, value, *others = args
+        facts = (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            query.device,
+            query.__class__,
+            key.__class__,
+            value.__class__,
+            query.requires_grad or key.requires_grad or value.requires_grad,
+            torch.is_grad_enabled(),
+        )
+        if others or kwargs:
+            return (*facts, *kwargs, *map(_facts, others), *map(_facts, kwargs.values()))
+    except (AttributeError, RuntimeError, ValueError):
+        return UNKNOWN
+    return facts
+
+
+@uncompiled
+def _facts(argument: Any) -> Hashable:
+    """The same of a mask, or of a plain value."""
+    kind = argument.__class__
+    if argument is None or kind in (bool, float, int):
+        return kind, argument  # False is not 0 to torch
+    return kind, argument.shape, argument.stride(), argument.dtype, argument.requires_grad

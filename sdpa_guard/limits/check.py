@@ -1,0 +1,227 @@
+"""``check``: a call's shape against the limits, without making a tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any, Optional, SupportsIndex
+
+import torch
+
+from ..errors import check_names
+from .backends import BACKENDS, Backend, takes
+from .bisection import largest
+from .call import Call, call_of_sizes
+from .findings import Finding, examine, exceeded
+from .limit import Limit
+from .plan import Plan
+from .planning import cure
+from .registry import LIMITS
+from .releases import RELEASES, RUNNING_TORCH, Release, in_words, parse_release
+from .text_table import fill, render
+
+#: The largest size that ``check`` takes: no tensor has one as large.
+MOST = 2**40
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What ``check`` found. ``print`` it for a table.
+
+    >>> from sdpa_guard import check
+    >>> verdict = check(399, 4, 10496, 128, torch_version="2.9.0")
+    >>> verdict.ok, verdict.plan
+    (True, None)
+    >>> verdict.as_dict()["taken_by"]
+    ['flash', 'efficient', 'cudnn']
+    """
+
+    call: Call
+    #: The torch releases that were asked about: one, or every supported one.
+    releases: tuple[Release, ...]
+    #: Every limit that the call could meet, the fullest first.
+    findings: tuple[Finding, ...]
+    #: How the guard would split the call; None when it fits, or when nothing cures it.
+    plan: Optional[Plan]
+    #: The limits of the backends that were asked about.
+    judged: tuple[Limit, ...] = dataclasses.field(repr=False)
+    #: The backends that were asked about.
+    asked: tuple[Backend, ...] = dataclasses.field(repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call is inside every limit as it is."""
+        return not any(finding.over for finding in self.findings)
+
+    @property
+    def taken_by(self) -> tuple[Backend, ...]:
+        """The backends, of those that were asked about, that could take the call."""
+        return tuple(b for b in self.asked if any(takes(b, self.call, r) for r in self.releases))
+
+    @property
+    def refused(self) -> bool:
+        """Some backends were asked about, of which none could take the call."""
+        return not self.taken_by and set(self.asked) != set(BACKENDS)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "ok": self.ok,
+            "shape": str(self.call),
+            "torch": "any" if len(self.releases) > 1 else str(self.releases[0]),
+            "taken_by": list(self.taken_by),
+            "findings": [finding.as_dict() for finding in self.findings],
+            "plan": self.plan and self.plan.as_dict(),
+        }
+
+    def __str__(self) -> str:
+        if self.ok:
+            outcome = "fits in one call"
+        elif self.plan is None:
+            outcome = "is over a limit, and no split cures it"
+        else:
+            outcome = f"must be split: {self.plan}"
+        sentence = f"{self.call} on {in_words(self.releases)} {outcome}"
+        if not self.findings:
+            return fill(f"{sentence}; {self._no_findings()}")
+        rows = [
+            (
+                "OVER" if finding.over else "ok",
+                str(finding.limit),
+                finding.limit.pass_,
+                str(finding.counted),
+                str(finding.bound),
+                f"{finding.ratio:.2%}",
+            )
+            for finding in self.findings
+        ]
+        table = render(("", "limit", "pass", "counted", "bound", "used"), rows)
+        return f"{fill(sentence)}\n\n{table}"
+
+    def _no_findings(self) -> str:
+        if self.taken_by:
+            return f"{' and '.join(self.taken_by)} could take it, with no known limit"
+        if not self.asked:
+            return "no backend was asked about"
+        if not self.refused:
+            return "no fused backend takes it"
+        return f"{' and '.join(self.asked)} would not take it"
+
+
+def check(
+    batch: int,
+    heads: int,
+    seq_q: int,
+    head_dim: int,
+    *,
+    seq_k: Optional[int] = None,
+    kv_heads: Optional[int] = None,
+    dtype: torch.dtype = torch.bfloat16,
+    mask: bool = False,
+    mask_requires_grad: bool = False,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    requires_grad: bool = True,
+    backends: Sequence[Backend] = BACKENDS,
+    torch_version: Optional[str] = None,
+) -> Verdict:
+    """Judge one attention call by its shape; no tensor is made.
+
+    Args:
+        batch, heads, seq_q, head_dim: the query's shape, in elements; it is contiguous.
+        seq_k: the key length; ``seq_q`` unless given.
+        kv_heads: key/value heads, for grouped-query attention; ``heads`` unless given.
+        dtype: what the kernel is given, so after autocast.
+        mask: there is a mask of seq_q rows and seq_k columns, broadcast over batch and heads.
+        mask_requires_grad: and it wants a gradient.
+        dropout_p: the probability with which a weight is dropped.
+        is_causal: each query row sees the keys up to its own place.
+        requires_grad: a backward follows.
+        backends: those that could take the call, of "flash", "efficient", "cudnn".
+        torch_version: a release such as "2.9.0"; None is the installed one, "any" every supported.
+
+    Returns:
+        What was found: ``ok``, ``findings``, ``plan``; ``print`` it for a table.
+
+    Raises:
+        ValueError, TypeError: an argument is not what is allowed; the message says what is.
+
+    >>> from sdpa_guard import check
+    >>> verdict = check(400, 4, 10496, 128, torch_version="2.9.0")
+    >>> verdict.ok
+    False
+    >>> print(verdict.plan)
+    2 calls of 200 batch entries
+    """
+    seq_k = seq_q if seq_k is None else seq_k
+    kv_heads = heads if kv_heads is None else kv_heads
+    batch, heads = _size("batch", batch), _size("heads", heads)
+    seq_q, head_dim = _size("seq_q", seq_q), _size("head_dim", head_dim)
+    seq_k, kv_heads = _size("seq_k", seq_k), _size("kv_heads", kv_heads)
+    if heads % kv_heads != 0:
+        raise ValueError(f"kv_heads must divide heads ({heads}), not {kv_heads}")
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
+    flags = {"mask": mask, "mask_requires_grad": mask_requires_grad, "is_causal": is_causal}
+    for name, flag in {**flags, "requires_grad": requires_grad}.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True or False, not {flag!r}")
+    if not isinstance(dropout_p, (int, float)):
+        raise TypeError(f"dropout_p must be a number, not {dropout_p!r}")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be between 0 and 1, not {dropout_p!r}")
+    if is_causal and mask:
+        raise ValueError("mask must be False with is_causal=True: torch takes one or the other")
+    if mask_requires_grad and not mask:
+        raise ValueError("mask_requires_grad must be False without a mask")
+    backends = check_names("backends", backends, BACKENDS)
+    call = call_of_sizes(
+        batch,
+        heads,
+        seq_q,
+        head_dim,
+        seq_k=seq_k,
+        kv_heads=kv_heads,
+        dtype=dtype,
+        mask=mask,
+        mask_requires_grad=mask_requires_grad,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        needs_backward=requires_grad or mask_requires_grad,
+    )
+    return judge(call, backends, _releases(torch_version))
+
+
+def judge(call: Call, backends: tuple[Backend, ...], releases: tuple[Release, ...]) -> Verdict:
+    """The verdict on a call's facts."""
+    judged = tuple(limit for limit in LIMITS if limit.backend in backends)
+    findings = sorted(examine(call, judged, releases), key=lambda f: -f.ratio)
+    plan = cure(call, judged, releases) if any(f.over for f in findings) else None
+    return Verdict(call, releases, tuple(findings), plan, judged, backends)
+
+
+def largest_batch(verdict: Verdict) -> Optional[int]:
+    """The largest batch with which the call fits as it is; None where none does, or any."""
+
+    def fits(batch: int) -> bool:
+        call = dataclasses.replace(verdict.call, batch=batch)
+        return not exceeded(call, verdict.judged, verdict.releases)
+
+    return largest(fits, 1, MOST) if fits(1) and not fits(MOST) else None
+
+
+def _releases(torch_version: Optional[str]) -> tuple[Release, ...]:
+    if torch_version is None:
+        return (RUNNING_TORCH,)
+    return RELEASES if torch_version == "any" else (parse_release(torch_version),)
+
+
+def _size(name: str, size: object) -> int:
+    if not isinstance(size, SupportsIndex) or isinstance(size, bool):
+        raise TypeError(f"{name} must be a whole number, not {size!r}")
+    # A plain number from here on: others wrap around where the kernels do.
+    number = operator.index(size)
+    if not 1 <= number <= MOST:
+        raise ValueError(f"{name} must be 1 or more, {MOST} at most, not {number}")
+    return number

@@ -1,0 +1,8 @@
+"""The registry: every known shape bound of torch's CUDA attention kernels."""
+
+from __future__ import annotations
+
+from . import cudnn_limits, efficient_limits, flash_limits
+from .limit import Limit
+
+LIMITS: tuple[Limit, ...] = (*flash_limits.LIMITS, *efficient_limits.LIMITS, *cudnn_limits.LIMITS)
