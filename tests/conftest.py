@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+# torch compiles in this process: those that it would start for that import torch first.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+import pytest
+import torch
+
+pytest.register_assert_rewrite("helpers")
 
 # A shell starts what runs in its background with these ignored, and children inherit that: those
 # that the tests interrupt would run on.
@@ -10,3 +19,14 @@ for name, usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SI
     number = getattr(signal, name, None)  # Windows has no SIGHUP
     if number is not None and signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_numbers_in_any_order() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones first, in whatever order: the last worker to end would be at one of them."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

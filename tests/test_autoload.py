@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from child import python
-from test_processes import POLICY
+from helpers.child import POLICY, python
+from helpers.inside import (
+    RUNNING_TORCH,
+    Release,
+    autoload,
+    doctor,
+    main,
+)
 
 import sdpa_guard_autoload
-from sdpa_guard.cli import command_autoload as autoload
-from sdpa_guard.cli import command_doctor as doctor
-from sdpa_guard.cli.main import main
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 from sdpa_guard_autoload import PTH_FILE, PTH_LINE
 
 #: Newer torch as one before 2.5.
@@ -107,7 +109,7 @@ def test_it_waits_longer_where_a_program_asks_first_whether_there_is_torch(tmp_p
 def test_it_may_come_twice_and_beside_torchs_own_look(tmp_path):
     code = after_the_line(tmp_path, f"site.addsitedir({str(tmp_path)!r})\n{POLICY}")
     hooks = "print([type(f).__name__ for f in sys.meta_path].count('_WaitForTorch'))"
-    assert python("-c", code + hooks, guard="warn") == ("warn\n0", "")
+    assert python("-c", f"{code}\n{hooks}", guard="warn") == ("warn\n0", "")
     wrong_is_said_once = python("-c", code, guard="splti")[1]
     assert wrong_is_said_once.count("sdpa_guard: error: ") == 1
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 import torch
-from lowered import BY_ID
+from helpers.lowered import BY_ID
+from helpers.measured import CASES
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS, SDPAGuard
 from sdpa_guard.testing import record_calls
 
-CASES = list(csv.DictReader((Path(__file__).parent / "data" / "cases.csv").open()))
 #: musubi-tuner#1089: the value was a view of a packed tensor with this row stride.
 PACKED_ROW = 21504
 

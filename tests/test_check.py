@@ -57,7 +57,7 @@ def test_any_release_is_the_worst_of_all():
         ({"backends": []}, set()),
         ({"dropout_p": 0.1}, {"F1", "E7b"}),
     ],
-    ids=str,
+    ids=lambda value: ", ".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_what_could_take_the_call_decides(facts, over):
     verdict = check(*SHAPE, torch_version="2.9.0", **facts)

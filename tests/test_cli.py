@@ -6,39 +6,24 @@ import io
 import json
 import signal
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from child import environment
-from lowered import BY_ID
-from test_cases import CASES
-from test_seed_table import ROWS
+from helpers.child import HANGS, ended, environment
+from helpers.commands import SCRIPT, command, fits_the_page
+from helpers.inside import (
+    RELEASES,
+    RUNNING_TORCH,
+    doctor,
+    main,
+)
+from helpers.lowered import BY_ID
+from helpers.measured import CASES, SEED_TABLE
 
 import sdpa_guard
 from sdpa_guard import LIMITS
-from sdpa_guard.cli import command_doctor as doctor
-from sdpa_guard.cli.main import main
-from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH
 
-SCRIPT = Path(sys.executable).with_name("sdpa-guard")
 FAILING = "400x4x10496x128"
-
-
-def script(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPT, *arguments],
-        env=environment(COLUMNS="100", **options.pop("env", {})),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        **options,
-    )
-
-
-def fits_the_page(text: str) -> bool:
-    return max(map(len, text.splitlines())) <= 100
 
 
 # --- check --------------------------------------------------------------------------------------
@@ -78,7 +63,7 @@ def assert_schema(data: Any, schema: Any) -> None:
 
 
 def test_check_says_what_is_over_and_how_it_would_be_split():
-    result = script("check", FAILING, "--torch", "2.9.0", "--backend", "flash")
+    result = command("check", FAILING, "--torch", "2.9.0", "--backend", "flash")
     assert (result.returncode, result.stderr) == (1, "")
     assert fits_the_page(result.stdout)
     for part in ("2 calls of 200 batch entries", "F1 (flash", "2149580800", "100.10%"):
@@ -87,18 +72,18 @@ def test_check_says_what_is_over_and_how_it_would_be_split():
 
 
 def test_check_of_a_shape_that_fits():
-    result = script("check", "8x4x1024x64")
+    result = command("check", "8x4x1024x64")
     assert result.returncode == 0
     assert f"8x4x1024x64 bfloat16 on torch {RUNNING_TORCH} fits in one call" in result.stdout
 
 
 def test_check_over_all_releases_shows_where_it_fails_and_where_it_is_fixed():
-    result = script("check", FAILING, "--torch", "all", "--backend", "flash")
+    result = command("check", FAILING, "--torch", "all", "--backend", "flash")
     assert result.returncode == 1
     assert fits_the_page(result.stdout)
     (row,) = [line for line in result.stdout.splitlines() if line.startswith("F1 ")]
     assert row.split()[-12:] == ["OVER"] * 8 + ["-"] * 4
-    fixed = script("check", FAILING, "--torch", "all", "--backend", "flash", "--inference")
+    fixed = command("check", FAILING, "--torch", "all", "--backend", "flash", "--inference")
     assert (fixed.returncode, fixed.stdout) == (
         0,
         f"{FAILING} bfloat16 fits in one call on every supported torch\n\n",
@@ -106,7 +91,7 @@ def test_check_over_all_releases_shows_where_it_fails_and_where_it_is_fixed():
 
 
 def test_check_over_all_releases_as_json():
-    result = script("check", FAILING, "--torch", "all", "--json")
+    result = command("check", FAILING, "--torch", "all", "--json")
     answer = json.loads(result.stdout)
     assert set(answer) == {"ok", "shape", "releases"}
     assert list(answer["releases"]) == [str(release) for release in RELEASES]
@@ -114,13 +99,15 @@ def test_check_over_all_releases_as_json():
 
 def test_check_answers_each_line_of_standard_input_in_json():
     """The measured shapes."""
-    shapes = ["x".join(row[k] for k in ("batch", "heads", "seq_q", "head_dim")) for row in ROWS]
+    shapes = [
+        "x".join(row[k] for k in ("batch", "heads", "seq_q", "head_dim")) for row in SEED_TABLE
+    ]
     facts = ("--json", "--torch", "2.9.0", "--backend", "flash")
-    result = script("check", "-", *facts, input="\n\n".join(shapes))
+    result = command("check", "-", *facts, input="\n\n".join(shapes))
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert_schema(answers, [VERDICT])
-    assert [answer["ok"] for answer in answers] == [row["backward"] == "ok" for row in ROWS]
-    for answer, row in zip(answers, ROWS):
+    assert [answer["ok"] for answer in answers] == [row["backward"] == "ok" for row in SEED_TABLE]
+    for answer, row in zip(answers, SEED_TABLE):
         counted = {f["limit"]: f["counted"] for f in answer["findings"]}
         assert counted["F1"] == int(row["counted"])
         # The largest batch is the last that fits.
@@ -135,7 +122,7 @@ def test_check_names_the_limit_of_a_reported_case(case):
     facts += ["--dtype", case["dtype"]]
     facts += ["--mask"] if case["mask"] != "no" else []
     facts += ["--inference"] if case["pass"] != "backward" else []
-    result = script("check", shape, *facts)
+    result = command("check", shape, *facts)
     answer = json.loads(result.stdout)
     assert_schema(answer, VERDICT)
     over = [finding["limit"] for finding in answer["findings"] if finding["over"]]
@@ -190,19 +177,19 @@ def test_a_wrong_argument_of_check_is_one_line_and_status_2(
     ],
 )
 def test_a_backend_that_would_not_take_the_call_is_no_pass(arguments, status, taken_by):
-    result = script("check", "--json", *arguments)
+    result = command("check", "--json", *arguments)
     assert result.returncode == status
     assert json.loads(result.stdout)["taken_by"] == taken_by
 
 
 def test_a_backend_that_never_takes_the_call_is_no_pass():
-    result = script("check", "70000x4x16x512", "--backend", "flash", "--torch", "all")
+    result = command("check", "70000x4x16x512", "--backend", "flash", "--torch", "all")
     assert result.returncode == 1
     assert "none that these backends would take" in result.stdout
 
 
 def test_a_release_to_come_is_judged_as_the_newest_and_says_so():
-    said = script("check", FAILING, "--torch", "9.9").stdout
+    said = command("check", FAILING, "--torch", "9.9").stdout
     assert f"on torch 9.9.0 (judged as {RELEASES[-1]}, the newest that is known)" in said
 
 
@@ -210,7 +197,7 @@ def test_a_release_to_come_is_judged_as_the_newest_and_says_so():
 
 
 def test_limits_lists_the_registry():
-    result = script("limits")
+    result = command("limits")
     assert result.returncode == 0
     assert fits_the_page(result.stdout.split("\n\n")[0])
     for limit in LIMITS:
@@ -219,7 +206,7 @@ def test_limits_lists_the_registry():
 
 
 def test_limits_of_one_release_as_json():
-    result = script("limits", "--torch", "2.12.0", "--json")
+    result = command("limits", "--torch", "2.12.0", "--json")
     listed = json.loads(result.stdout)
     schema = dict.fromkeys(
         ("id", "name", "backend", "pass", "counts", "torch", "effect", "source"), str
@@ -229,7 +216,7 @@ def test_limits_of_one_release_as_json():
 
 
 def test_a_wrong_release_of_limits():
-    result = script("limits", "--torch", "x")
+    result = command("limits", "--torch", "x")
     assert result.returncode == 2
     assert result.stderr.startswith("sdpa-guard limits: error: argument --torch: torch_version")
 
@@ -238,7 +225,7 @@ def test_a_wrong_release_of_limits():
 
 
 def test_doctor_says_what_is_here_and_ends_with_a_verdict():
-    result = script("doctor")
+    result = command("doctor")
     assert (result.returncode, result.stderr) == (0, "")
     assert fits_the_page(result.stdout)
     for part in (f"torch             {RUNNING_TORCH}", "backends enabled", "zero-code start"):
@@ -248,18 +235,18 @@ def test_doctor_says_what_is_here_and_ends_with_a_verdict():
 
 
 def test_doctor_as_json():
-    found = json.loads(script("doctor", "--json").stdout)
+    found = json.loads(command("doctor", "--json").stdout)
     assert found["torch"].startswith(str(RUNNING_TORCH))
     assert found["limits"] == [limit.id for limit in LIMITS if limit.affects(RUNNING_TORCH)]
     assert set(found["backends"]) == {"built", "enabled", "order", "flash implementation"}
 
 
 def test_doctor_reads_the_variable():
-    guarded = script("doctor", env={"SDPA_GUARD": "warn", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    guarded = command("doctor", env={"SDPA_GUARD": "warn", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
     assert guarded.returncode == 1  # nothing would read it
     assert "'warn': policy warn" in guarded.stdout
     assert "missing: `sdpa-guard autoload`" in guarded.stdout
-    wrong = script("doctor", env={"SDPA_GUARD": "yes"})
+    wrong = command("doctor", env={"SDPA_GUARD": "yes"})
     assert wrong.returncode == 1
     assert "SDPA_GUARD must be one of" in wrong.stdout
 
@@ -277,21 +264,20 @@ def test_no_line_of_doctor_ends_within_a_name(before):
 # --- All of them --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["check", "limits", "doctor", "run", "probe", "autoload"])
-def test_help_has_an_example(command):
-    result = script(command, "--help")
+@pytest.mark.parametrize("name", ["check", "limits", "doctor", "run", "probe", "autoload"])
+def test_help_has_an_example(name):
+    result = command(name, "--help")
     assert result.returncode == 0
-    assert f"example: sdpa-guard {command} " in result.stdout
+    assert f"example: sdpa-guard {name} " in result.stdout
 
 
 def test_it_has_a_version():
-    assert script("--version").stdout == f"sdpa-guard {sdpa_guard.__version__}\n"
+    assert ended(SCRIPT, "--version").stdout == f"sdpa-guard {sdpa_guard.__version__}\n"
 
 
 def test_a_closed_pipe_is_silent():
     shapes = "\n".join(["1x1x1x8"] * 200)
-    command = f"{SCRIPT} check - | head -n 1"
-    result = subprocess.run(command, shell=True, input=shapes, capture_output=True, text=True)
+    result = ended(f"{SCRIPT} check - | head -n 1", shell=True, input=shapes)
     assert result.stderr == ""
     assert len(result.stdout.splitlines()) == 1
 
@@ -302,9 +288,10 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=environment(),
         text=True,
     )
     process.stdout.readline()  # now it waits for standard input
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(HANGS) == 130
     assert process.stderr.read() == ""

@@ -7,10 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from child import environment
-from test_cli import SCRIPT
-
-from sdpa_guard.cli.main import main
+from helpers.child import ended
+from helpers.commands import SCRIPT
+from helpers.inside import (
+    main,
+)
 
 FITS = "8x4x1024x64"
 # Buffered streams report a fault late.
@@ -18,16 +19,8 @@ BUFFERED = {"PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": ""}
 needs_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
-def shell(arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        f"{SCRIPT} {arguments}",
-        shell=True,
-        env=environment(**BUFFERED),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
+def shell(arguments: str) -> subprocess.CompletedProcess[str]:
+    return ended(f"{SCRIPT} {arguments}", shell=True, env=BUFFERED)
 
 
 # --- Streams ------------------------------------------------------------------------------------
@@ -60,7 +53,8 @@ def test_closed_streams_are_silent(command, status):
 
 
 def test_what_is_said_on_a_closed_stderr_is_not_said_on_stdout():
-    assert (shell("probe 2>&-").returncode, shell("probe 2>&-").stdout) == (1, "")
+    result = shell("probe 2>&-")
+    assert (result.returncode, result.stdout) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import subprocess
+import random
 import sys
 from collections.abc import Iterator
 from typing import Callable
@@ -13,39 +12,27 @@ from typing import Callable
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from route import DEVICE_TYPES, DOORS, LOWERED, Tensors, guard, process_wide, scoped
-from torch import nn
+from helpers.child import ended
+from helpers.compiling import (
+    FUNCTIONS,
+    Attend,
+    Counting,
+    attend,
+    attention_nodes,
+    batches_at_run_time,
+    both,
+    query,
+    step,
+)
+from helpers.inside import (
+    RUNNING_TORCH,
+    Release,
+)
+from helpers.route import DEVICE_TYPES, DOORS, LOWERED, guard, process_wide, scoped
+from helpers.torch_inside import break_the_graph, dynamos_counters, sizes_of_data_in_graphs
 
 import sdpa_guard
 from sdpa_guard import SDPAGuard
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
-
-#: Rows of the README's table: the name, what the scoped guard sees, what the process-wide one sees.
-ROUTES = [
-    (
-        "`torch.compile`, also with `fullgraph=True`, backends eager, aot_eager, inductor",
-        "yes; code compiled outside follows the scope from torch 2.5 on",
-        "yes; `enable` and `disable` have it compiled anew",
-    ),
-    (
-        "a guard made before and entered inside a compiled function",
-        "yes from torch 2.9 on, but not for `nn.MultiheadAttention`: open it around the compiled "
-        "call; a guard made inside breaks the graph",
-        "yes",
-    ),
-    ("eager parts of a compiled program, after graph breaks", "yes", "yes"),
-    (
-        "`torch.export`",
-        "yes: the graph holds the chunks",
-        "no: the graph keeps the call, which is split when the program runs",
-    ),
-    ("`make_fx`", "yes: the graph holds the chunks", "yes: the graph holds the chunks"),
-    (
-        "`make_fx(pre_dispatch=True)`",
-        "yes: the graph holds the chunks",
-        "no: the graph keeps the call, which is split when it runs",
-    ),
-]
 
 FOLLOWS_SCOPES = Release(2, 5) <= RUNNING_TORCH
 CAN_ASK = Release(2, 7) <= RUNNING_TORCH
@@ -54,174 +41,80 @@ TRACES_SCOPES = Release(2, 9) <= RUNNING_TORCH
 
 @pytest.fixture(autouse=True)
 def _compiled_code_is_forgotten():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
-
-
-def attend(x: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(x, x, x).sin()
-
-
-class Attend(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
-
-
-def attention_module() -> Callable[[torch.Tensor], torch.Tensor]:
-    torch.manual_seed(0)
-    layer = nn.MultiheadAttention(16, 2, batch_first=True)
-    return lambda x: layer(x, x, x, need_weights=False)[0]
-
-
-def query(batch: int = 5) -> torch.Tensor:
-    return torch.randn(batch, 2, 4, 8, generator=torch.Generator().manual_seed(0))
-
-
-def sequence(batch: int = 5) -> torch.Tensor:
-    return query(batch).reshape(batch, 4, 16)
-
-
-#: Attention called by a function, and by a module whose function hides it from a mode.
-FUNCTIONS = pytest.mark.parametrize(
-    ("function", "inputs"),
-    [(attend, query), (attention_module(), sequence)],
-    ids=["function", "nn.MultiheadAttention"],
-)
-
-
-def step(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Tensors:
-    """The output and the input's gradient."""
-    x = x.clone().requires_grad_()
-    out = function(x)
-    out.sum().backward()
-    return out.detach(), x.grad
-
-
-class Counting:
-    """A torch.compile backend that counts the attention kernels in each graph it is given."""
-
-    def __init__(self) -> None:
-        from torch._dynamo.backends.common import aot_autograd
-
-        self.counts: list[int] = []
-        self._compile = aot_autograd(fw_compiler=self._forward, bw_compiler=runs)
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        return self._compile(graph, inputs)
-
-    def _forward(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        self.counts.append(attention_nodes(graph))
-        return runs(graph, inputs)
-
-
-def runs(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-    from functorch.compile import make_boxed_func
-
-    return make_boxed_func(graph.forward)
-
-
-def attention_nodes(graph: torch.fx.GraphModule | torch.export.ExportedProgram) -> int:
-    names = [str(node.target) for node in graph.graph.nodes]
-    return sum("scaled_dot_product" in name and "backward" not in name for name in names)
-
-
-def batches_at_run_time(run: Callable[[], object]) -> list[int]:
-    """The batch sizes of the kernels that run, whoever calls them, once they are compiled."""
-    run()
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-    ) as profile:
-        run()
-    return [
-        event.input_shapes[0][0]
-        for event in profile.events()
-        if event.name == "aten::_scaled_dot_product_flash_attention_for_cpu"
-    ]
-
-
-def run_here(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that may import the tests' modules."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__), **variables},
-        capture_output=True,
-        text=True,
-    )
+    torch.compiler.reset()
 
 
 # --- torch.compile ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@FUNCTIONS
-def test_a_compiled_call_is_split_with_the_unguarded_results(function, inputs, backend, door):
-    x = inputs()
-    expected = step(function, x)
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
+def test_a_compiled_call_is_split_with_the_unguarded_results(backend, door):
+    x = query()
+    expected = step(both, x)
+    compiled = torch.compile(both, backend=backend, fullgraph=True)
     with door():
         torch.testing.assert_close(step(compiled, x), expected)
-        assert batches_at_run_time(lambda: compiled(x)) == [2, 2, 1]
+        assert batches_at_run_time(lambda: compiled(x)) == 2 * [2, 2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
-@FUNCTIONS
-def test_each_batch_size_is_split_as_it_needs(function, inputs, door):
+def test_each_batch_size_is_split_as_it_needs(door):
     backend = Counting()
-    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
+    compiled = torch.compile(both, backend=backend, fullgraph=True, dynamic=True)
     with door():
         for batch in (5, 7, 2, 1, 4):
-            torch.testing.assert_close(step(compiled, inputs(batch)), step(function, inputs(batch)))
-    assert backend.counts[:2] == [3, 4]
+            torch.testing.assert_close(step(compiled, query(batch)), step(both, query(batch)))
+    assert backend.counts[:2] == [2 * 3, 2 * 4]
 
 
 @pytest.mark.parametrize("door", DOORS)
-@FUNCTIONS
-def test_no_step_recompiles_or_breaks_the_graph(function, inputs, door):
+def test_no_step_recompiles_or_breaks_the_graph(door):
     """Nor does a scope that is opened anew for each."""
-    from torch._dynamo.utils import counters
-
+    counters = dynamos_counters()
     counters.clear()
     backend = Counting()
-    compiled = torch.compile(function, backend=backend)
+    compiled = torch.compile(both, backend=backend)
     with contextlib.ExitStack() as stack:
         if door is process_wide:
             stack.enter_context(door())
         for _ in range(4):
             with door() if door is scoped else contextlib.nullcontext():
-                step(compiled, inputs())
-    assert backend.counts == [3]
+                step(compiled, query())
+    assert backend.counts == [2 * 3]
     assert not counters["graph_break"]
 
 
-@FUNCTIONS
 @pytest.mark.parametrize("door", DOORS)
-def test_compiled_code_follows_the_guard(function, inputs, door):
+def test_compiled_code_follows_the_guard(door):
     """Compiled without, called with, and without again."""
     if door is scoped and not FOLLOWS_SCOPES:
         pytest.skip("before torch 2.5 dynamo does not guard on open scopes")
-    x = inputs()
-    expected = step(function, x)
+    x = query()
+    expected = step(both, x)
     backend = Counting()
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    compiled = torch.compile(both, backend=backend, fullgraph=True)
     for context in (contextlib.nullcontext, door, contextlib.nullcontext):
         with context():
             torch.testing.assert_close(step(compiled, x), expected)
-    assert backend.counts == ([1, 3] if door is scoped else [1, 3, 1])
+    assert backend.counts == ([2, 6] if door is scoped else [2, 6, 2])
 
 
 @pytest.mark.parametrize("door", DOORS)
-@FUNCTIONS
-def test_code_compiled_after_the_guard_is_as_without_one(function, inputs, door):
+def test_code_compiled_after_the_guard_is_as_without_one(door):
     """torch.compile remembers for itself which kernels an operator has."""
-    x = inputs()
+    x = query()
     with door():
-        step(torch.compile(function, backend="aot_eager"), x)
-    torch._dynamo.reset()
-    compiled = torch.compile(function, backend="aot_eager")
-    torch.testing.assert_close(step(compiled, x), step(function, x))
-    assert batches_at_run_time(lambda: compiled(x)) == [5]
+        step(torch.compile(both, backend="aot_eager"), x)
+    torch.compiler.reset()
+    compiled = torch.compile(both, backend="aot_eager")
+    torch.testing.assert_close(step(compiled, x), step(both, x))
+    assert batches_at_run_time(lambda: compiled(x)) == [5, 5]
 
 
 def test_compiled_code_is_that_of_the_inner_scope():
@@ -263,18 +156,18 @@ def test_a_guard_made_inside_a_compiled_function_breaks_the_graph():
 @pytest.mark.parametrize("door", DOORS)
 def test_eager_parts_of_a_compiled_program_are_guarded_and_not_compiled(door):
     """Where dynamo gives a frame up, attention meets the guard while dynamo still looks on."""
-    from torch._dynamo.utils import counters
+    counters = dynamos_counters()
 
     def broken(x: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
+        break_the_graph()
         try:
-            torch._dynamo.graph_break()
+            break_the_graph()
             return F.scaled_dot_product_attention(x, x, x)
         finally:
             pass
 
     def frames() -> int:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         counters.clear()
         compiled = torch.compile(lambda x: broken(x.sin()).cos(), backend="eager")
         for _ in range(3):
@@ -289,8 +182,8 @@ def test_eager_parts_of_a_compiled_program_are_guarded_and_not_compiled(door):
 
 THREADS = """
 import threading, warnings, torch
-from route import process_wide
-from test_compiled import attend, query
+from helpers.compiling import attend, query
+from helpers.route import process_wide
 
 warnings.simplefilter("ignore")
 compiled = torch.compile(attend, backend="aot_eager")
@@ -318,30 +211,42 @@ print(wrong)
 
 
 def test_enable_and_disable_while_other_threads_run_compiled_code():
-    result = run_here(THREADS)
+    result = ended(sys.executable, "-c", THREADS)
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
 
 
 CACHED = """
-import contextlib, sys, torch
-from test_compiled import FUNCTIONS, batches_at_run_time, step
-from route import process_wide, scoped
+import contextlib, functools, os, sys, torch
+from helpers.compiling import batches_at_run_time, both, query, step
+from helpers.route import process_wide, scoped
 
 doors = {"none": contextlib.nullcontext, "scoped": scoped, "process_wide": process_wide}
-with doors[sys.argv[1]]():
-    for function, inputs in FUNCTIONS.args[1]:
-        compiled = torch.compile(function, fullgraph=True)
-        step(compiled, inputs())
-        print(batches_at_run_time(lambda: compiled(inputs())))
+# What the compiler sets up once, for all forks.
+torch.compile(torch.sin)(torch.ones(2, requires_grad=True)).sum().backward()
+torch.compiler.reset()
+
+scale, *names = sys.argv[1:]
+for name in names:
+    if os.fork():
+        os.wait()
+        continue
+    with doors[name]():
+        compiled = torch.compile(functools.partial(both, scale=float(scale)), fullgraph=True)
+        step(compiled, query())
+        print(name, batches_at_run_time(lambda: compiled(query())))
+    break
 """
 
 
-def test_code_on_disk_is_found_again_by_equal_settings_only(tmp_path):
+@pytest.mark.slow
+def test_code_on_disk_is_found_again_by_equal_settings_only():
     """torch looks it up by the graph that it has before our kernel splits a call."""
-    for door in ("none", "scoped", "process_wide", "none"):
-        result = run_here(CACHED, door, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
-        expected = "[5]\n[5]\n" if door == "none" else "[2, 2, 1]\n[2, 2, 1]\n"
-        assert result.stdout == expected, (door, result.stderr)
+    doors = ("none", "scoped", "process_wide", "none")
+    never_on_disk_before = 0.5 + random.SystemRandom().random()
+    result = ended(sys.executable, "-c", CACHED, never_on_disk_before, *doors)
+    once = {"none": [5], "scoped": [2, 2, 1], "process_wide": [2, 2, 1]}
+    expected = [f"{door} {2 * once[door]}" for door in doors]
+    assert result.stdout.splitlines() == expected, result.stderr
 
 
 # --- Export and tracing -------------------------------------------------------------------------
@@ -398,7 +303,7 @@ def test_sizes_that_only_the_data_tell_are_left_alone(door):
     def chosen(x: torch.Tensor) -> torch.Tensor:
         return attend(x[x[:, 0, 0, 0] > -9])
 
-    with real_limits(door), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+    with real_limits(door), sizes_of_data_in_graphs():
         compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(query()), attend(query()))
 

@@ -14,7 +14,14 @@ from typing import Callable, Optional
 
 import pytest
 import torch
-from lowered import BY_ID, NESTED, lowered
+from helpers.child import ended
+from helpers.inside import (
+    RUNNING_TORCH,
+    Release,
+    bind,
+    torch_answers,
+)
+from helpers.lowered import BATCH, BY_ID, CONTIGUOUS, HEADS, NESTED, ROWS, lowered
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,10 +29,6 @@ from torch.utils.checkpoint import checkpoint
 
 import sdpa_guard
 from sdpa_guard import Limit, SDPAGuard, check
-from sdpa_guard.guarding import torch_answers
-from sdpa_guard.guarding.arguments import bind
-from sdpa_guard.limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 
 pytestmark = [
     pytest.mark.cuda,
@@ -120,7 +123,7 @@ each_failing_shape = pytest.mark.parametrize(
 
 def step_in_a_process(how: str, backend: str, shape: Shape) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", STEP, how, BACKENDS[backend].name, *map(str, shape)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return ended(*command)
 
 
 def needs_memory_for_a_whole_step(shape: Shape) -> None:
@@ -144,7 +147,7 @@ def test_a_failing_shape_passes_where_the_process_is_guarded(shape):
     needs_memory_for_a_whole_step(shape)
     code = f"import sdpa_guard\nsdpa_guard.enable()\n{STEP}\nprint(sdpa_guard.report().chunks)"
     command = [sys.executable, "-c", code, "unguarded", BACKENDS["flash"].name, *map(str, shape)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    result = ended(*command)
     assert result.returncode == 0, result.stderr
     plan = check(*shape, backends=["flash"]).plan
     assert result.stdout.split() == ["0", str(len(plan) if plan else 0)]
@@ -543,7 +546,7 @@ def test_the_example_trains():
     example = Path(__file__).parent.parent / "examples" / "train_cuda.py"
     sizes = ["--batch", "8", "--seq", "512"]
     command = [sys.executable, str(example), *sizes]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    result = ended(*command)
     assert result.returncode == 0, result.stderr
     for part in ("gradient finite: True", "peak memory", "1 attention calls"):
         assert part in result.stdout

@@ -1,63 +1,38 @@
 """Training over several ranks: what each door sees there, and that the results stay the same.
 
-distributed/ranks.py runs under torchrun; two ranks talk over Gloo on the CPU.
+helpers/ranks.py runs under torchrun; two ranks talk over Gloo on the CPU.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.child import TESTS, ended
+from helpers.inside import (
+    RUNNING_TORCH,
+    Release,
+)
 
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
-
-TESTS = Path(__file__).parent
 RANKS = 2
 
-LOCAL = (
-    "yes, on the local shapes, where torch takes such calls to the local tensors (2.13 does, 2.9 "
-    "does not)"
-)
-PASSED = "passed through untouched: call it on the local tensors"
-
-#: Name, what the scoped guard sees, what the process-wide guard sees.
-ROUTES: list[tuple[str, str, str]] = [
-    ("`DistributedDataParallel`", "yes", "yes"),
-    ("FSDP2 (`fully_shard`)", "yes", "yes"),
-    (
-        "tensor parallel (`parallelize_module`), heads sharded",
-        "yes: judged by the heads of each rank",
-        "yes: judged by the heads of each rank",
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.distributed.is_available(), reason="this torch has no torch.distributed"
     ),
-    ("`DTensor`s as query, key and value", PASSED, PASSED),
-    (
-        "the same under `torch.inference_mode`",
-        LOCAL,
-        LOCAL,
-    ),
+    pytest.mark.slow,
+    pytest.mark.xdist_group("ranks"),
 ]
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="this torch has no torch.distributed"
-)
 
-
-def torchrun(script: Path, *arguments: str, **variables: str) -> str:
+def torchrun(*program: object, **variables: str) -> str:
     """What the ranks print; each of them has to succeed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(RANKS), str(script), *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "SDPA_GUARD"}
-    # Without a GPU in sight, and with the tests' own modules.
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, env=environment | variables, capture_output=True, text=True, timeout=180
-    )
+    command += ["--nproc-per-node", RANKS, *program]
+    result = ended(*command, env={"CUDA_VISIBLE_DEVICES": "", **variables})
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -66,7 +41,7 @@ def torchrun(script: Path, *arguments: str, **variables: str) -> str:
 def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     """What each rank found, of every route and under both doors."""
     folder = tmp_path_factory.mktemp("ranks")
-    torchrun(TESTS / "distributed" / "ranks.py", str(folder))
+    torchrun("-m", "helpers.ranks", folder)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

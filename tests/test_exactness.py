@@ -14,18 +14,21 @@ from typing import Any, Callable, Optional
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from exactness_cases import HAS_GQA, SPLITS, Case, attend, build, cases
+from helpers.exactness_cases import HAS_GQA, SPLITS, Case, attend, build, cases
+from helpers.inside import (
+    RUNNING_TORCH,
+    Arguments,
+    Plan,
+    Release,
+    run_plan,
+)
+from helpers.lowered import BATCH, BY_ID, CONTIGUOUS, HEADS, NESTED, ROWS, lowered
+from helpers.torch_inside import is_view
 from hypothesis import example, given, settings
-from lowered import BY_ID, NESTED, lowered
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdpa_guard import SDPAGuard, SDPAGuardWarning
-from sdpa_guard.guarding import run_plan
-from sdpa_guard.guarding.arguments import Arguments
-from sdpa_guard.limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
-from sdpa_guard.limits.plan import Plan
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 
 FUSES_3D = Release(2, 14) <= RUNNING_TORCH
 #: What rounding may change, relative to the largest value: torch adds up in another order.
@@ -337,7 +340,7 @@ def test_the_result_is_no_view(requires_grad: bool, transposed: bool) -> None:
     with guard:
         out = torch.nn.functional.scaled_dot_product_attention(query, query, query)
     assert guard.report.split == 2
-    assert not out._is_view()
+    assert not is_view(out)
     out.detach_()
 
 

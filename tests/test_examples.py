@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.child import ended
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return ended(sys.executable, EXAMPLES / name, *arguments)
 
 
 @pytest.mark.demo
+@pytest.mark.slow
 def test_training_a_third_party_model_agrees_with_the_unguarded_run():
     result = run("train_third_party.py")
     assert result.returncode == 0, result.stderr

@@ -7,11 +7,13 @@ import pickle
 
 import pytest
 import torch
-from lowered import BY_ID
+from helpers.inside import (
+    Release,
+)
+from helpers.lowered import BY_ID
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS, SDPAGuard, check
-from sdpa_guard.limits.releases import Release
 
 
 def counted(limit_id: str, *shape: int, **facts: object) -> int:

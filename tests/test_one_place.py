@@ -8,14 +8,12 @@ import types
 from pathlib import Path
 
 import pytest
+from helpers.inside import RELEASES, Call, Strides, call_of_sizes, padded_head_dim, round_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sdpa_guard
 from sdpa_guard import LIMITS
-from sdpa_guard.limits.call import Call, Strides, call_of_sizes
-from sdpa_guard.limits.counts import padded_head_dim, round_up
-from sdpa_guard.limits.releases import RELEASES
 from sdpa_guard.testing import record_calls
 
 ROOT = Path(__file__).parent.parent

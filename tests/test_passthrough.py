@@ -9,11 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers.inside import (
+    RUNNING_TORCH,
+    Release,
+)
 from torch.nn.functional import scaled_dot_product_attention
 
 import sdpa_guard
 from sdpa_guard import LIMITS, Report, SDPAGuard
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 from sdpa_guard.testing import record_calls
 
 #: Nothing that the guard judges would be left alone with these.

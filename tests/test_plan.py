@@ -8,15 +8,18 @@ import math
 
 import pytest
 import torch
+from helpers.inside import (
+    RELEASES,
+    Call,
+    contiguous,
+    cure,
+    exceeded,
+)
+from helpers.lowered import BY_ID
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lowered import BY_ID
 
 from sdpa_guard import LIMITS, check
-from sdpa_guard.limits.call import Call, contiguous
-from sdpa_guard.limits.findings import exceeded
-from sdpa_guard.limits.planning import cure
-from sdpa_guard.limits.releases import RELEASES
 
 
 def make_call(batch, heads, kv_heads, seq_q, **facts) -> Call:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from standin_child import StandinChild, ends
-from test_cli import SCRIPT, fits_the_page, script
+from helpers.child import HANGS, ended, environment
+from helpers.commands import SCRIPT, Ended, command, fits_the_page
+from helpers.inside import (
+    probe_command,
+)
+from helpers.standin_child import StandinChild, ends
 
 from sdpa_guard import LIMITS
 
-NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 SAVED = '{"format": "sdpa_guard probe 1", "rows": []}'
 
 
@@ -26,16 +29,18 @@ def child(tmp_path) -> StandinChild:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",), ("--quick", "--limit", "F1")])
-def test_without_a_gpu_it_says_so_in_one_line(arguments):
-    result = script("probe", *arguments, env=NO_GPU)
+def test_without_a_gpu_it_says_so_in_one_line(arguments, child):
+    child.has_no_gpu()
+    result = call(child, *arguments)
     assert (result.returncode, result.stdout) == (1, "")
     said = "sdpa-guard probe: there is no CUDA GPU in reach, and probe measures on one\n"
     assert result.stderr == said
 
 
 def test_the_variable_of_the_guard_changes_nothing():
-    result = script("probe", env={**NO_GPU, "SDPA_GUARD": "raise"})
-    assert result.returncode == 1
+    """Also with the children that measure on a GPU."""
+    result = command("probe", env={"CUDA_VISIBLE_DEVICES": "", "SDPA_GUARD": "raise"})
+    assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("sdpa-guard probe: there is no CUDA GPU")
 
 
@@ -81,7 +86,7 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, message, tmp_path)
     (tmp_path / "foreign.json").write_text('{"rows": []}')
     (tmp_path / "damaged.json").write_text(SAVED.replace("[]", "[1]"))
     before = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
-    result = script("probe", *arguments, cwd=tmp_path, env=NO_GPU)
+    result = command("probe", *arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     program = "sdpa-guard" if message.startswith("unrecognized") else "sdpa-guard probe"
@@ -90,38 +95,51 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, message, tmp_path)
 
 
 def test_an_unknown_limit_is_told_the_known_ones():
-    line = script("probe", "--limit", "F9").stderr
+    line = command("probe", "--limit", "F9").stderr
     assert all(repr(limit.id) in line for limit in LIMITS)
 
 
 @pytest.mark.parametrize("held", [None, SAVED])
-def test_a_save_file_is_left_as_it_is_where_nothing_is_measured(held, tmp_path):
-    save = tmp_path / "saved.json"
+def test_a_save_file_is_left_as_it_is_where_nothing_is_measured(held, child, tmp_path):
+    child.has_no_gpu()
+    save = tmp_path / "results" / "saved.json"
+    save.parent.mkdir()
     if held is not None:
         save.write_text(held)
-    assert script("probe", "--save", str(save), env=NO_GPU).returncode == 1
-    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if held is None else [held])
+    assert call(child, "--save", str(save)).returncode == 1
+    assert [file.read_text() for file in save.parent.iterdir()] == ([] if held is None else [held])
 
 
 # --- With children that stand in for those on a GPU ----------------------------------------------
 
 
-def command(child: StandinChild, *arguments: str) -> list[str]:
-    """The command line, with another program for its children."""
+def call(child: StandinChild, *arguments: str) -> Ended:
+    """The command in this process, with another program for its children."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("find_gpu", "probe"):
+            asked = functools.partial(getattr(probe_command, name), command=child.command)
+            patch.setattr(probe_command, name, asked)
+        return command("probe", *arguments)
+
+
+def start(child: StandinChild, *arguments: str) -> subprocess.Popen[str]:
+    """The same in a process of its own."""
     code = f"""
 import functools, sys
-from sdpa_guard.cli.main import main
-from sdpa_guard.cli import command_probe as probe
+from helpers.inside import (
+    main,
+    probe_command as probe,
+)
 for name in ("find_gpu", "probe"):
     setattr(probe, name, functools.partial(getattr(probe, name), command={child.command!r}))
 sys.exit(main(["probe", *sys.argv[1:]]))
 """
-    return [sys.executable, "-c", code, *arguments]
-
-
-def call(child: StandinChild, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(child, *arguments), capture_output=True, text=True, timeout=60, **options
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
     )
 
 
@@ -183,17 +201,12 @@ def test_a_second_call_measures_nothing_again(child, tmp_path):
 )
 def test_an_interrupt_ends_the_child_without_a_traceback(child, number, status):
     child.answer("hang", past=0)
-    process = subprocess.Popen(
-        command(child, "--limit", "F2b"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(child, "--limit", "F2b")
     while not child.hangs():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(number)
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=HANGS) == ("", "")
     assert process.returncode == status
     assert len(child.processes()) == 3  # which asked for the GPU, which hangs, what that started
     assert all(map(ends, child.processes()))
@@ -207,21 +220,15 @@ def test_a_time_limit_ends_a_child(child):
 
 def test_a_closed_pipe_is_silent(child):
     child.answer("wrong output", past=65535)
-    process = subprocess.Popen(
-        command(child, "--limit", "F2b", "--quick"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(child, "--limit", "F2b", "--quick")
     process.stdout.close()
     said = process.stderr.read().splitlines()
-    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert process.wait(HANGS) == 128 + signal.SIGPIPE
     assert [line.split()[0] for line in said] == ["1/3", "2/3", "3/3"]
 
 
 def test_the_script_and_the_module_are_the_same_command():
-    module = subprocess.run(
-        [sys.executable, "-m", "sdpa_guard", "probe", "--help"], capture_output=True, text=True
-    )
-    installed = subprocess.run([SCRIPT, "probe", "--help"], capture_output=True, text=True)
+    module = ended(sys.executable, "-m", "sdpa_guard", "probe", "--help")
+    installed = ended(SCRIPT, "probe", "--help")
+    assert module.returncode == installed.returncode == 0
     assert module.stdout == installed.stdout

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from lowered import BY_ID
-from test_probe_step import KINDS, LONG, SMALL, with_a_row_of_another
+from helpers.child import ended
+from helpers.commands import SCRIPT
+from helpers.inside import (
+    RUNNING_TORCH,
+    takes,
+)
+from helpers.inside_probe import FITS, GUARDED, find_gpu, measure, needed_gib, probe, shapes
+from helpers.lowered import BY_ID
+from helpers.trials import KINDS, LONG, SMALL, with_a_row_of_another
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS
-from sdpa_guard.limits.backends import takes
-from sdpa_guard.limits.releases import RUNNING_TORCH
-from sdpa_guard.probing.child import measure
-from sdpa_guard.probing.gpu import find_gpu
-from sdpa_guard.probing.measurement import FITS, GUARDED
-from sdpa_guard.probing.memory import needed_gib
-from sdpa_guard.probing.runner import probe
-from sdpa_guard.probing.shapes import shapes
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 
-SCRIPT = Path(sys.executable).with_name("sdpa-guard")
 GIB = 2**30
 
 
@@ -87,10 +82,10 @@ def test_a_gpu_is_as_the_registry_says(limit_id):
 def test_the_command_measures_and_resumes(tmp_path):
     save = tmp_path / "saved.json"
     command = [SCRIPT, "probe", "--limit", "F2b", "--quick", "--json", "--save", save]
-    first = subprocess.run(command, capture_output=True, text=True)
+    first = ended(*command)
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)["rows"]
     assert [row["agrees"] for row in rows] == [True, True, True]
     assert len(first.stderr.splitlines()) == 3
-    again = subprocess.run(command, capture_output=True, text=True)
+    again = ended(*command)
     assert (again.stdout, again.stderr) == (first.stdout, "")

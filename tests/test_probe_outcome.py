@@ -6,11 +6,8 @@ import json
 
 import pytest
 import torch
-from standin_child import StandinChild, work
-
-from sdpa_guard.probing.measurement import FAILS, FITS, UNGUARDED
-from sdpa_guard.probing.outcome import Row
-from sdpa_guard.probing.shapes import Skipped
+from helpers.inside_probe import FAILS, FITS, UNGUARDED, Row, Skipped
+from helpers.standin_child import StandinChild, work
 
 
 @pytest.fixture

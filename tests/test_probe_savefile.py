@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from standin_child import StandinChild, work
-
-from sdpa_guard.probing.measurement import FAILS, FITS
-from sdpa_guard.probing.savefile import SaveFileError
-from sdpa_guard.probing.shapes import Shapes
+from helpers.child import HANGS
+from helpers.inside_probe import FAILS, FITS, SaveFileError, Shapes
+from helpers.standin_child import StandinChild, work
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ def test_a_time_limit_may_be_higher_the_next_time(child, tmp_path):
     save = tmp_path / "saved.json"
     for _ in range(2):
         child.run(Shapes((unguarded,), ()), save=save, timeout=1)
-    child.run(work(1), save=save)
+    child.run(work(1), save=save, timeout=HANGS)
     assert "timed out" not in save.read_text()
     assert save.read_text().count("measured") == 2
 

@@ -6,19 +6,29 @@ import dataclasses
 from typing import Any
 
 import pytest
-from lowered import BY_ID
+from helpers.inside import (
+    RELEASES,
+    RUNNING_TORCH,
+    Call,
+    Release,
+    bind,
+    exceeded,
+    padded_head_dim,
+    read,
+)
+from helpers.inside_probe import (
+    FAILS,
+    FITS,
+    GUARDED,
+    RECIPES,
+    UNGUARDED,
+    make_inputs,
+    needed_gib,
+    shapes,
+)
+from helpers.lowered import BY_ID
 
 from sdpa_guard import LIMITS
-from sdpa_guard.guarding.arguments import bind, read
-from sdpa_guard.limits.call import Call
-from sdpa_guard.limits.counts import padded_head_dim
-from sdpa_guard.limits.findings import exceeded
-from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH, Release
-from sdpa_guard.probing.measurement import FAILS, FITS, GUARDED, UNGUARDED
-from sdpa_guard.probing.memory import needed_gib
-from sdpa_guard.probing.recipes import RECIPES
-from sdpa_guard.probing.shapes import shapes
-from sdpa_guard.probing.step import make_inputs
 
 PLENTY = 10.0**6
 

@@ -5,44 +5,35 @@ from __future__ import annotations
 import dataclasses
 import io
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lowered import BY_ID, lowered
-from standin_child import SMALL
+from helpers.child import TESTS
+from helpers.inside import (
+    RUNNING_TORCH,
+)
+from helpers.inside_probe import (
+    GUARDED,
+    UNGUARDED,
+    child,
+    measure,
+    probe,
+    reference,
+    shapes,
+    step,
+)
+from helpers.trials import (
+    KINDS,
+    LONG,
+    LOWERED,
+    SMALL,
+    SPLIT,
+    Kernel,
+    spoiled,
+    with_a_row_of_another,
+    wrong_for,
+)
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from sdpa_guard.limits.call import BATCH
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
-from sdpa_guard.probing import child, reference, step
-from sdpa_guard.probing.child import measure
-from sdpa_guard.probing.measurement import GUARDED, UNGUARDED
-from sdpa_guard.probing.runner import probe
-from sdpa_guard.probing.shapes import shapes
-from sdpa_guard.probing.trial import Trial
-
-HAS_GQA = Release(2, 5) <= RUNNING_TORCH
-SPLIT = lowered(BATCH, 1)
-LOWERED = dataclasses.replace(BY_ID["F2b"], bound=2)
-
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "float16": {"dtype": "float16"},
-    "no backward": {"backward": False},
-    "one row": {"seq_q": 1},
-    "mask": {"mask": True},
-    "mask that wants a gradient": {"mask": True, "mask_requires_grad": True},
-    "dropout": {"dropout_p": 0.5},
-    "rows far apart": {"kv_head_stride": 32, "kv_row_stride": 256},
-    "queries that look at one key": {"focused": True, "backward": False},
-    "heads far apart": {"kv_head_stride": 2048, "kv_row_stride": 64},
-    "one head expanded": {"kv_head_stride": 0, "kv_row_stride": 32, "seq_q": 1, "backward": False},
-}
-if HAS_GQA:
-    KINDS["groups of heads"] = {"group": 2}
 
 
 @pytest.mark.parametrize("guarded", [False, True])
@@ -50,24 +41,6 @@ if HAS_GQA:
 def test_a_right_step_passes(kind, guarded):
     tried = dataclasses.replace(SMALL, **KINDS[kind])
     assert measure(tried, guarded, "cpu", SPLIT) == "passes"
-
-
-class Kernel(TorchDispatchMode):
-    """The CPU's fused kernel, with wrong gradients past a batch size; remembers its batches."""
-
-    def __init__(self, bound: int) -> None:
-        super().__init__()
-        self.bound = bound
-        self.batches: list[int] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        results = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name == "_scaled_dot_product_flash_attention_for_cpu":
-            self.batches.append(args[0].shape[0])
-        if name.endswith("for_cpu_backward") and args[1].shape[0] > self.bound:
-            return (spoiled(results[0]), *results[1:])
-        return results
 
 
 def test_a_guarded_step_is_split():
@@ -83,36 +56,6 @@ def test_the_reference_can_be_made_in_slices(kind, monkeypatch):
     tried = dataclasses.replace(SMALL, **KINDS[kind])
     assert measure(tried, False, "cpu") == "passes"
     assert measure(tried, False, "cpu", attend=wrong_for("key")) == "wrong gradients"
-
-
-class Spoil(torch.autograd.Function):
-    """The tensor, and its gradient with another last row in the last entry."""
-
-    @staticmethod
-    def forward(ctx, tensor):
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return spoiled(grad)
-
-
-def spoiled(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone()
-    changed[..., -1, :] = changed.flatten()[0] + 1
-    return changed
-
-
-def wrong_for(name: str):
-    """Attention that gives one input a wrong gradient."""
-
-    def attend(query, key, value, mask, **options):
-        inputs = {"query": query, "key": key, "value": value, "mask": mask}
-        inputs[name] = Spoil.apply(inputs[name])
-        query, key, value, mask = inputs.values()
-        return scaled_dot_product_attention(query, key, value, mask, **options)
-
-    return attend
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "mask"])
@@ -150,22 +93,11 @@ def test_a_backward_that_drops_other_elements_is_found():
     assert measure(tried, False, "cpu", attend=attend) == "wrong gradients"
 
 
-#: As long as a bfloat16 sum that hides a wrong row would have to be.
-LONG = Trial("E4", 1, 2, 1024, 4096, 64, "bfloat16", backward=True)
-
-
-def with_a_row_of_another(tensor: torch.Tensor) -> torch.Tensor:
-    """As an offset that wraps gives it: a value that is right elsewhere, and as large."""
-    changed = tensor.clone()
-    changed[-1, -1, -1] = tensor[-1, -1, 0]
-    return changed
-
-
 @pytest.mark.parametrize("name", ["query", "key", "value"])
-def test_one_wrong_row_of_a_long_sequences_gradient_is_found(name, monkeypatch):
+def test_one_wrong_row_of_a_long_sequences_gradient_is_found(name):
     assert measure(LONG, False, "cpu") == "passes"
-    monkeypatch.setattr(sys.modules[__name__], "spoiled", with_a_row_of_another)
-    assert measure(LONG, False, "cpu", attend=wrong_for(name)) == "wrong gradients"
+    attend = wrong_for(name, with_a_row_of_another)
+    assert measure(LONG, False, "cpu", attend=attend) == "wrong gradients"
 
 
 def test_one_wrong_row_of_a_long_sequences_output_is_found():
@@ -273,12 +205,14 @@ def test_a_reference_without_memory_is_no_fault_of_attention(fault, is_measureme
             measure(SMALL, False, "cpu")
 
 
+@pytest.mark.slow
 def test_real_children_find_a_wrong_gradient_that_the_guard_avoids(tmp_path):
     program = tmp_path / "child.py"
     program.write_text(
         "import sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_probe_step import LOWERED, Kernel, child\n"
+        f"sys.path.insert(0, {str(TESTS)!r})\n"
+        "from helpers.inside_probe import child\n"
+        "from helpers.trials import LOWERED, Kernel\n"
         "with Kernel(LOWERED.bound):\n"
         "    child.main(sys.argv[1], device='cpu', limits=[LOWERED])\n"
     )

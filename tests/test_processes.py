@@ -5,19 +5,12 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from child import python
-
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
-
-#: Rows of the README's table: the name, what the scoped guard sees, what the process-wide one sees.
-ROUTES = [
-    ("a forked process", "yes", "yes"),
-    (
-        "a spawned process",
-        "no: open the guard in its function",
-        "with `SDPA_GUARD` or `run` yes; after `enable()` no: call it there as well",
-    ),
-]
+from helpers.child import POLICY, python
+from helpers.inside import (
+    MODULE_BELOW,
+    RUNNING_TORCH,
+    Release,
+)
 
 AUTOLOADS = Release(2, 5) <= RUNNING_TORCH
 needs_autoload = pytest.mark.skipif(
@@ -27,14 +20,14 @@ needs_autoload = pytest.mark.skipif(
 
 CHILDREN = """
 import sys, torch, torch.multiprocessing
-from route import process_wide, scoped
+from helpers.route import process_wide, scoped
+from sdpa_guard.testing import record_calls
 
 def attend(results):
-    module = sys.modules.get("sdpa_guard.guarding.scope")
-    settings = module and module.in_force()
     x = torch.ones(5, 2, 4, 8)
-    torch.nn.functional.scaled_dot_product_attention(x, x, x)
-    results.put(settings.report.split if settings else None)
+    with record_calls() as calls:
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    results.put([call.query[0] for call in calls])
 
 if __name__ == "__main__":
     method, door = sys.argv[1:]
@@ -52,21 +45,21 @@ if __name__ == "__main__":
 def test_a_forked_process_is_guarded_as_its_parent(tmp_path, door):
     script = tmp_path / "children.py"
     script.write_text(CHILDREN)
-    assert python(str(script), "fork", door)[0] == "1"
+    assert python(str(script), "fork", door)[0] == "[2, 2, 1]"
 
 
 @pytest.mark.parametrize("door", ["scoped", "process_wide"])
 def test_a_spawned_process_is_not(tmp_path, door):
     script = tmp_path / "children.py"
     script.write_text(CHILDREN)
-    assert python(str(script), "spawn", door)[0] == "None"
+    assert python(str(script), "spawn", door)[0] == "[5]"
 
 
 def test_a_fork_while_other_threads_count_does_not_wait_forever():
     """The child has our locks, but not the thread that held one."""
     code = """
     import os, threading, torch, sdpa_guard
-    from route import guard
+    from helpers.route import guard
 
     def count():
         with guard():
@@ -98,7 +91,7 @@ def test_a_fork_while_other_threads_count_does_not_wait_forever():
 def test_attention_at_the_end_of_the_process():
     code = """
     import atexit, torch, sdpa_guard
-    from route import DEVICE_TYPES, LOWERED
+    from helpers.route import DEVICE_TYPES, LOWERED
 
     def attend():
         x = torch.ones(5, 2, 4, 8)
@@ -116,7 +109,7 @@ def test_a_process_ends_well_after_a_scope_in_a_thread():
     """What torch keeps for a thread, it drops after the thread has ended for Python."""
     code = """
     import threading, torch
-    from route import guard
+    from helpers.route import guard
 
     def work():
         with guard():
@@ -132,13 +125,6 @@ def test_a_process_ends_well_after_a_scope_in_a_thread():
 
 
 # --- SDPA_GUARD ---------------------------------------------------------------------------------
-
-POLICY = """
-import torch, sys
-guard = sys.modules.get("sdpa_guard")
-door = guard and guard.guarding.scope.process_wide
-print(door and door.options.policy)
-"""
 
 
 @needs_autoload
@@ -183,7 +169,7 @@ def test_another_value_is_said_to_be_wrong_and_the_program_runs():
 
 
 @needs_autoload
-@pytest.mark.parametrize("module", ["sdpa_guard", "sdpa_guard.limits.call", "sdpa_guard.testing"])
+@pytest.mark.parametrize("module", ["sdpa_guard", MODULE_BELOW, "sdpa_guard.testing"])
 def test_a_program_may_import_the_package_before_torch(module):
     code = f"import {module}, sdpa_guard; print(sdpa_guard.is_enabled())"
     assert python("-c", code, guard="1") == ("True", "")

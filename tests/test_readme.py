@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from test_routes import table as routes_table
+from helpers.child import ended
+from helpers.inside import (
+    as_markdown,
+    main,
+)
+from helpers.routes_table import table as routes_table
 
 from sdpa_guard import LIMITS
-from sdpa_guard.cli.command_limits import as_markdown
-from sdpa_guard.cli.main import main
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -43,7 +45,7 @@ def test_a_program_prints_what_the_readme_shows(tmp_path, title):
     code, shown = shown_under(title)[:2]
     script = tmp_path / "train.py"
     script.write_text(code)
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    result = ended(sys.executable, script)
     assert result.stdout == shown, result.stderr
 
 

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Callable
 
 import pytest
-from child import environment
+from helpers.child import POLICY, ended
+from helpers.commands import SCRIPT, command
+from helpers.forked import Forks
 
 PROGRAM = """
 import sys, torch, sdpa_guard
-from route import DEVICE_TYPES, LOWERED
+from helpers.policy import policy
+from helpers.route import DEVICE_TYPES, LOWERED
 
 def attend():
     x = torch.ones(5, 2, 4, 8)
     return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
-policy = sdpa_guard.guarding.scope.process_wide.options.policy
-print(policy, sys.argv[1:])
-sdpa_guard.enable(policy, limits=LOWERED, device_types=DEVICE_TYPES)
+asked = policy()
+print(asked, sys.argv[1:])
+sdpa_guard.enable(asked, limits=LOWERED, device_types=DEVICE_TYPES)
 attend()
 """
+
+pytestmark = pytest.mark.xdist_group("forks")
 
 #: More than the variable says.
 OPTION = ("--policy", "warn")
 
 
-def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        env=environment(**options.pop("env", {})),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
+def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return ended(sys.executable, *command, **options)
 
 
-def guarded(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return run("-m", "sdpa_guard", "run", *arguments, **options)
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("forks")) as forks:
+        yield forks
+
+
+@pytest.fixture
+def guarded(fork) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``python -m sdpa_guard run`` in a process that has torch already."""
+    return functools.partial(fork, "run")
 
 
 @pytest.fixture
@@ -52,24 +61,17 @@ def program(tmp_path, monkeypatch):
 
 
 def test_the_program_is_guarded_and_the_report_comes_last(program):
-    result = guarded("program.py", "--policy", "hers", "-m")
+    result = run("-m", "sdpa_guard", "run", "program.py", "--policy", "hers", "-m")
     assert result.stdout == "split ['--policy', 'hers', '-m']\n"
     assert result.stderr.startswith("sdpa_guard: 1 attention calls, 1 split into 3 chunks")
-    assert "program.py:7" in result.stderr
+    assert "program.py:8" in result.stderr
 
 
 def test_the_console_script_does_the_same(program):
-    script = Path(sys.executable).with_name("sdpa-guard")
-    result = subprocess.run(
-        [script, "run", "program.py"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert "1 split into 3 chunks" in result.stderr
+    assert "1 split into 3 chunks" in ended(SCRIPT, "run", "program.py").stderr
 
 
-def test_the_policy_is_the_programs(program):
+def test_the_policy_is_the_programs(program, guarded):
     result = guarded("--policy", "raise", "program.py")
     assert result.returncode == 1
     assert "OversizedCallError" in result.stderr
@@ -78,13 +80,13 @@ def test_the_policy_is_the_programs(program):
 @pytest.mark.parametrize(
     ("variables", "file"), [({}, "report.json"), ({"RANK": "3"}, "report.rank3.json")]
 )
-def test_the_report_as_json(program, variables, file):
+def test_the_report_as_json(program, guarded, variables, file):
     result = guarded("--report", "report.json", "program.py", env=variables)
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(Path(file).read_text())["split"] == 1
 
 
-def test_the_report_as_json_on_standard_output(program):
+def test_the_report_as_json_on_standard_output(program, guarded):
     result = guarded("--report", "-", "program.py")
     assert json.loads(result.stdout.splitlines()[-1])["chunks"] == 3
     assert result.stderr == ""
@@ -100,7 +102,7 @@ print(sorted(name for name in globals() if name not in ("os", "sys", "main", "__
 
 
 @pytest.mark.parametrize("way", ["a file", "a linked file", "a folder", "a module", "a package"])
-def test_the_program_finds_itself_as_python_would_leave_it(tmp_path, monkeypatch, way):
+def test_the_program_finds_itself_as_python_would_leave_it(tmp_path, guarded, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
     folder = Path("package")
     folder.mkdir()
@@ -108,14 +110,14 @@ def test_the_program_finds_itself_as_python_would_leave_it(tmp_path, monkeypatch
         file.write_text(INSPECTED if file.name != "__init__.py" else "")
     Path("elsewhere").mkdir()
     Path("elsewhere/link.py").symlink_to("../file.py")
-    command = {
+    arguments = {
         "a file": ["file.py", "-x", "1"],
         "a linked file": ["elsewhere/link.py", "1"],
         "a folder": ["package", "1"],
         "a module": ["-m", "file", "1"],
         "a package": ["-m", "package", "-m"],
     }[way]
-    expected, actual = run(*command), guarded(*command)
+    expected, actual = run(*arguments), guarded(*arguments)
     assert expected.stdout
     assert actual.stdout == expected.stdout
 
@@ -134,7 +136,7 @@ def test_the_program_finds_itself_as_python_would_leave_it(tmp_path, monkeypatch
         "import atexit\natexit.register(print, 'bye')\nraise KeyError",
     ],
 )
-def test_the_program_ends_as_python_would_end_it(tmp_path, monkeypatch, ending):
+def test_the_program_ends_as_python_would_end_it(tmp_path, guarded, monkeypatch, ending):
     monkeypatch.chdir(tmp_path)
     Path("ending.py").write_text(ending)
     expected, actual = run("ending.py"), guarded("--report", "report.json", "ending.py")
@@ -144,12 +146,12 @@ def test_the_program_ends_as_python_would_end_it(tmp_path, monkeypatch, ending):
     assert json.loads(Path("report.json").read_text())["calls"] == 0
 
 
-def test_a_missing_module_is_what_python_says(tmp_path):
+def test_a_missing_module_is_what_python_says(tmp_path, guarded):
     expected, actual = run("-m", "nowhere"), guarded("--report", "-", "-m", "nowhere")
     assert (actual.returncode, actual.stderr) == (expected.returncode, expected.stderr)
 
 
-def test_ctrl_c_is_the_signals(program):
+def test_ctrl_c_is_the_signals(program, guarded):
     Path("program.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
     assert guarded("program.py").returncode == -signal.SIGINT
 
@@ -168,7 +170,7 @@ def test_ctrl_c_is_the_signals(program):
     ],
 )
 def test_a_usage_error_is_one_line_and_status_2(program, arguments, message):
-    result = guarded(*arguments)
+    result = command("run", *arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -178,14 +180,14 @@ def test_a_usage_error_is_one_line_and_status_2(program, arguments, message):
 def test_a_script_that_cannot_be_read_is_a_usage_error(program):
     with socket.socket(socket.AF_UNIX) as unreadable:
         unreadable.bind("socket.py")
-    result = guarded("socket.py")
+    result = command("run", "socket.py")
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("sdpa-guard run: error: argument SCRIPT: cannot be read: ")
 
 
 def test_help_says_which_policy_is_in_force():
-    said = " ".join(guarded("--help").stdout.split())
+    said = " ".join(command("run", "--help").stdout.split())
     assert "what to do with a call over a limit, whatever SDPA_GUARD says" in said
     assert "(default: what SDPA_GUARD says, split if it is not set)" in said
     assert "[-m] SCRIPT [ARGS ...]" in said
@@ -196,23 +198,21 @@ def test_help_says_which_policy_is_in_force():
     [((), "raise", "raise"), ((), " ON ", "split"), ((), "", "split"), (OPTION, "raise", "warn")],
 )
 def test_the_policy_is_the_option_else_the_variable_else_split(program, arguments, value, policy):
-    Path("program.py").write_text(
-        "import sdpa_guard.guarding.scope as s; print(s.process_wide.options.policy)"
-    )
-    result = guarded(*arguments, "program.py", env={"SDPA_GUARD": value})
+    Path("program.py").write_text(POLICY)
+    result = run("-m", "sdpa_guard", "run", *arguments, "program.py", env={"SDPA_GUARD": value})
     assert (result.returncode, result.stdout) == (0, f"{policy}\n")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--report", "report.json")])
 def test_the_variable_can_say_that_nothing_is_guarded(program, arguments):
     Path("program.py").write_text("import sdpa_guard; print(sdpa_guard.is_enabled())")
-    result = guarded(*arguments, "program.py", env={"SDPA_GUARD": "0"})
+    result = run("-m", "sdpa_guard", "run", *arguments, "program.py", env={"SDPA_GUARD": "0"})
     assert (result.returncode, result.stdout) == (0, "False\n")
     assert result.stderr == "sdpa-guard run: nothing is guarded, as SDPA_GUARD=0 says\n"
     assert not arguments or json.loads(Path("report.json").read_text())["calls"] == 0
 
 
-def test_a_wrong_variable_is_a_usage_error_only_where_it_decides(program):
+def test_a_wrong_variable_is_a_usage_error_only_where_it_decides(program, guarded):
     wrong = {"SDPA_GUARD": "splti", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     result = guarded("program.py", env=wrong)
     (line,) = result.stderr.splitlines()
@@ -221,6 +221,6 @@ def test_a_wrong_variable_is_a_usage_error_only_where_it_decides(program):
     assert guarded("--policy", "split", "program.py", env=wrong).returncode == 0
 
 
-def test_processes_that_the_program_spawns_inherit_the_guard(program):
+def test_processes_that_the_program_spawns_inherit_the_guard(program, guarded):
     Path("program.py").write_text("import os; print(os.environ['SDPA_GUARD'])")
     assert guarded("--policy", "warn", "program.py").stdout == "warn\n"

@@ -5,21 +5,19 @@ Measured there on torch 2.9.0 with FlashAttention, in bfloat16, forward and back
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 import torch
+from helpers.measured import SEED_TABLE
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import SDPAGuard, check
 from sdpa_guard.testing import record_calls
 
-ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "seed_table.csv").open()))
-
 each_row = pytest.mark.parametrize(
-    "row", ROWS, ids=lambda row: "x".join(row[k] for k in ("batch", "heads", "seq_q", "head_dim"))
+    "row",
+    SEED_TABLE,
+    ids=lambda row: "x".join(row[k] for k in ("batch", "heads", "seq_q", "head_dim")),
 )
 
 

@@ -10,13 +10,13 @@ from typing import Any, Callable
 
 import pytest
 import torch
-from autocast import cuda_autocast
-from lowered import BY_ID, lowered
+from helpers.autocast import cuda_autocast
+from helpers.lowered import BATCH, BY_ID, ROWS, lowered
+from helpers.torch_inside import NO_TORCH_FUNCTION, fake_tensors, wrapper
 from torch.nn.functional import scaled_dot_product_attention
 
 import sdpa_guard
 from sdpa_guard import LIMITS, Report, SDPAGuard
-from sdpa_guard.limits.call import BATCH, ROWS
 from sdpa_guard.testing import record_calls
 
 DEVICE_TYPES = ("cpu", "meta")
@@ -221,12 +221,12 @@ def test_each_shape_of_a_long_run_is_judged(door: Door):
 class Named(torch.Tensor):
     """A tensor type that writes down the operators it receives."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = NO_TORCH_FUNCTION
     received: list[str]
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        return wrapper(cls, inner)
 
     def __init__(self, inner: torch.Tensor) -> None:
         self.inner = inner
@@ -283,7 +283,7 @@ def test_a_call_that_torch_refuses_is_refused_alike_each_time(door: Door, scale)
 @under_both_doors
 def test_code_that_is_compiled_is_not_counted_for_a_rehearsal_before_it(door: Door):
     with door() as report:
-        with torch._subclasses.FakeTensorMode():
+        with fake_tensors():
             for _ in range(2):
                 query = torch.empty(Q.shape)
                 scaled_dot_product_attention(query, query, query)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from child import environment
+from helpers.child import python
+from helpers.inside import RUNNING_TORCH
 
 from sdpa_guard import LIMITS, torch_private
-from sdpa_guard.limits.releases import RUNNING_TORCH
 
 ROOT = Path(__file__).parent.parent
 HERE = [name for name in torch_private.NAMES if name.is_in(RUNNING_TORCH)]
@@ -72,15 +70,7 @@ def test_nothing_is_missing_here():
 
 
 def test_without_them_only_guarding_fails_and_says_what_is_missing():
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stderr
-    said = json.loads(result.stdout)
+    said = json.loads(python("-c", PROGRAM)[0])
     assert said["check"] is False
     assert said["check command"][0] == 0
     assert said["limits command"][0] == 0

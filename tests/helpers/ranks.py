@@ -1,6 +1,6 @@
 """What one rank does, started by torchrun: every route as it is and under each door, for the tests.
 
-    torchrun ranks.py FOLDER
+    torchrun -m helpers.ranks FOLDER
 
 Results go to FOLDER/rank0.pt and so on. All runs of a route start from the same weights and data.
 """
@@ -15,8 +15,6 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-from lowered import lowered
-from route import LOWERED
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,9 +23,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import sdpa_guard
+from helpers.inside import (
+    RUNNING_TORCH,
+    Release,
+)
+from helpers.lowered import HEADS, lowered
+from helpers.route import LOWERED
 from sdpa_guard import Limit, Report, SDPAGuard
-from sdpa_guard.limits.call import HEADS
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 from sdpa_guard.testing import record_calls
 
 if Release(2, 5) <= RUNNING_TORCH:

@@ -10,8 +10,7 @@ from typing import Callable, Optional
 import torch
 
 import sdpa_guard
-from sdpa_guard import LIMITS, SDPAGuard
-from sdpa_guard.guarding.report import Report
+from sdpa_guard import LIMITS, Report, SDPAGuard
 
 #: Lowered bounds: every call of more than two batch entries must be split.
 LOWERED = tuple(

@@ -10,14 +10,19 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from sdpa_guard.probing.measurement import FAILS, FITS, GUARDED, UNGUARDED
-from sdpa_guard.probing.outcome import Outcome
-from sdpa_guard.probing.runner import probe
-from sdpa_guard.probing.savefile import SaveFile
-from sdpa_guard.probing.shapes import Planned, Shapes
-from sdpa_guard.probing.trial import Trial
-
-SMALL = Trial("E4", 3, 4, 8, 16, 16, "bfloat16", backward=True)
+from helpers.child import HANGS
+from helpers.inside_probe import (
+    FAILS,
+    FITS,
+    GUARDED,
+    UNGUARDED,
+    Outcome,
+    Planned,
+    SaveFile,
+    Shapes,
+    probe,
+)
+from helpers.trials import SMALL
 
 #: What a child does, by the batch size that it is asked for; each start leaves a line in a file.
 CHILD = """
@@ -26,7 +31,8 @@ asked = json.loads(sys.argv[-1])
 with open(__file__ + ".log", "a") as log:
     print(os.getpid(), os.environ.get("SDPA_GUARD"), file=log)
 if asked["ask"] == "gpu":
-    print(json.dumps({"gpu": {"name": "Paper GPU", "free_gib": 8.0, "dtype": "bfloat16"}}))
+    paper = {"name": "Paper GPU", "free_gib": 8.0, "dtype": "bfloat16"}
+    print(json.dumps({"gpu": {} if os.path.exists(__file__ + ".no_gpu") else paper}))
     sys.exit()
 
 def say(measured):
@@ -34,13 +40,13 @@ def say(measured):
     print(json.dumps({"trial": measured}), flush=True)
 
 def leave_another():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     with open(__file__ + ".grandchild", "w") as file:
         file.write(str(child.pid))
 
 def hang():
     leave_another()
-    time.sleep(600)
+    time.sleep(3600)
 
 def kill(number):
     os.kill(os.getpid(), number)
@@ -84,6 +90,10 @@ class StandinChild:
         """What it measures of each larger batch without the guard: all else passes."""
         self.path.with_name("child.py.answer").write_text(json.dumps([past, measured]))
 
+    def has_no_gpu(self) -> None:
+        """It finds none."""
+        self.path.with_name("child.py.no_gpu").touch()
+
     def starts(self) -> list[str]:
         """Process and SDPA_GUARD of each start."""
         log = self.path.with_name("child.py.log")
@@ -99,7 +109,7 @@ class StandinChild:
         return self._grandchild.exists() and self._grandchild.read_text() != ""
 
     def run(self, what: Shapes, save: Optional[Path] = None, **options: Any) -> Outcome:
-        options = {"timeout": 60, "progress": io.StringIO(), "gpu": "Paper GPU", **options}
+        options = {"timeout": HANGS, "progress": io.StringIO(), "gpu": "Paper GPU", **options}
         return probe(what, saved=SaveFile(save), command=self.command, **options)
 
 
@@ -117,8 +127,7 @@ def is_running(process: int) -> bool:
 
 
 def ends(process: int) -> bool:
-    for _ in range(200):
-        if not is_running(process):
-            return True
+    deadline = time.monotonic() + HANGS
+    while is_running(process) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return False
+    return not is_running(process)

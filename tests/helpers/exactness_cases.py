@@ -9,13 +9,15 @@ from typing import Any, Callable, Optional
 
 import torch
 from hypothesis import strategies as st
-from lowered import NESTED, lowered
 from torch.nn.functional import scaled_dot_product_attention
 
+from helpers.inside import (
+    RUNNING_TORCH,
+    Arguments,
+    Release,
+)
+from helpers.lowered import BATCH, CONTIGUOUS, HEADS, NESTED, ROWS, lowered
 from sdpa_guard import SDPAGuard
-from sdpa_guard.guarding.arguments import Arguments
-from sdpa_guard.limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
-from sdpa_guard.limits.releases import RUNNING_TORCH, Release
 
 HAS_GQA = Release(2, 5) <= RUNNING_TORCH
 #: Earlier the CPU kernel reads past such a mask: https://github.com/pytorch/pytorch/pull/128816.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from sdpa_guard import LIMITS, Limit
-from sdpa_guard.limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
 
+#: The axes, as a limit's ``cures`` and a plan's ``axis`` name them.
+BATCH, HEADS, ROWS, CONTIGUOUS = "batch", "heads", "rows", "contiguous"
+#: Batch and heads at once.
 NESTED = "nested"
 
 #: What each lowered limit counts, and the axes that cure it.

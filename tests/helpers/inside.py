@@ -1,0 +1,51 @@
+"""What the tests know of the inside of sdpa_guard, each name imported here and nowhere else.
+
+Everything else in the tests goes by the public names.
+"""
+
+from __future__ import annotations
+
+from sdpa_guard.cli import command_autoload as autoload
+from sdpa_guard.cli import command_doctor as doctor
+from sdpa_guard.cli import command_probe as probe_command
+from sdpa_guard.cli.command_limits import as_markdown
+from sdpa_guard.cli.main import main
+from sdpa_guard.guarding import run_plan, torch_answers
+from sdpa_guard.guarding.arguments import Arguments, bind, read
+from sdpa_guard.limits.backends import takes
+from sdpa_guard.limits.call import Call, Strides, call_of_sizes, contiguous
+from sdpa_guard.limits.counts import padded_head_dim, round_up
+from sdpa_guard.limits.findings import exceeded
+from sdpa_guard.limits.plan import Plan
+from sdpa_guard.limits.planning import cure
+from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH, Release
+
+#: The modules that a program without a guard must not have imported, and one below the top level.
+MODULE_BELOW = "sdpa_guard.limits.call"
+
+__all__ = [
+    "MODULE_BELOW",
+    "RELEASES",
+    "RUNNING_TORCH",
+    "Arguments",
+    "Call",
+    "Plan",
+    "Release",
+    "Strides",
+    "as_markdown",
+    "autoload",
+    "bind",
+    "call_of_sizes",
+    "contiguous",
+    "cure",
+    "doctor",
+    "exceeded",
+    "main",
+    "padded_head_dim",
+    "probe_command",
+    "read",
+    "round_up",
+    "run_plan",
+    "takes",
+    "torch_answers",
+]
