@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import tiles
+from .efficient_forward import keys_seen
 from .fault import WRONG_DROPOUT, Fault
 from .launch import Launch
 from .lines import Line
@@ -17,9 +18,7 @@ from .tiles import BackwardTile
 from .widths import ceil_div, int32, last_start, round_up, uint32, uint64
 
 
-def faults(
-    launch: Launch, line: Line, candidates: tuple[BackwardTile, ...]
-) -> Iterator[Fault]:
+def faults(launch: Launch, line: Line, candidates: tuple[BackwardTile, ...]) -> Iterator[Fault]:
     """E7a is the row's part of the place, E7b that of entry and head."""
     if line <= Line.V2_12 and _rows_differ(launch, line, candidates):
         yield Fault("E7a", WRONG_DROPOUT, "forward and backward draw a row at different places")
@@ -27,15 +26,18 @@ def faults(
         yield Fault("E7b", WRONG_DROPOUT, "forward and backward draw a head at different places")
 
 
-def _rows_differ(
-    launch: Launch, line: Line, candidates: tuple[BackwardTile, ...]
-) -> bool:
-    """Compared at the last row, whose places are the largest."""
+def _rows_differ(launch: Launch, line: Line, candidates: tuple[BackwardTile, ...]) -> bool:
+    """Compared at the last row, whose places are the largest.
+
+    With causality, what is drawn for keys after the row's own falls on probabilities of zero.
+    """
     row = (launch.seq_q - 1) * launch.seq_k
+    counted = min(launch.seq_q, launch.seq_k) if launch.is_causal else launch.seq_k
     for tile in tiles.efficient_forward(max(launch.head_dim, launch.value_dim)):
         rows = launch.seq_q - last_start(launch.seq_q, tile.rows)
         threads = tile.rows * tile.keys // 32
-        column = _last_column(launch.seq_k, tile.keys, threads // rows)
+        seen = keys_seen(launch, line, tile)
+        column = _last_column(counted, seen, tile.keys, threads // rows)
         # 2.9.1:967: uint32; 64-bit in 2.13.0:974.
         if uint64(uint32(uint32(row) + column)) != row + column:
             return True
@@ -43,19 +45,19 @@ def _rows_differ(
         # kernel_backward.h:1724: 64-bit query start.
         return False
     for backward in candidates:
-        column = _last_column(launch.seq_k, backward.keys, backward.keys // 32)
+        column = _last_column(counted, launch.seq_k, backward.keys, backward.keys // 32)
         # xformers@e8bd8f93:1725: int32, then sign-extended.
         if uint64(int32(int32(row) + column)) != row + column:
             return True
     return False
 
 
-def _last_column(seq_k: int, tile_keys: int, threads_of_row: int) -> int:
-    """The key at which the last thread of a row begins, in the last block."""
-    start = last_start(seq_k, tile_keys)
-    keys = seq_k - start
+def _last_column(counted: int, seen: int, tile_keys: int, threads_of_row: int) -> int:
+    """The key at which the last thread that counts begins, in the last block that counts."""
+    start = last_start(counted, tile_keys)
+    keys = min(tile_keys, seen - start)
     each = round_up(ceil_div(keys, min(threads_of_row, keys)), 4)
-    return start + last_start(keys, each)
+    return start + last_start(counted - start, each)
 
 
 def _heads_differ(launch: Launch) -> bool:

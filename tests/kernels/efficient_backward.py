@@ -31,7 +31,7 @@ def faults(launch: Launch, line: Line, bias: Optional[Strides]) -> Iterator[Faul
         return
     for found in (
         _bias_rows(launch, bias, candidates),
-        _rows(launch, candidates),
+        _rows(launch, line, candidates),
         _workspace(launch, candidates),
     ):
         if found is not None:
@@ -71,8 +71,9 @@ def _bias_rows(
     return None
 
 
-def _rows(launch: Launch, candidates: tuple[BackwardTile, ...]) -> Optional[Fault]:
-    """E13: every row offset is int32 times int32, old:1490-1567, :1794-1881, :2042-2183, :2430-2443.
+def _rows(launch: Launch, line: Line, candidates: tuple[BackwardTile, ...]) -> Optional[Fault]:
+    """E13: every row offset is int32 times int32, old:1490-1567,
+    :1794-1881, :2042-2183, :2430-2443.
 
     grad_out, out and the gradients lie as (batch, length, heads, dim).
     """
@@ -80,7 +81,7 @@ def _rows(launch: Launch, candidates: tuple[BackwardTile, ...]) -> Optional[Faul
     value_grad = launch.heads * launch.value_dim
     for tile in candidates:
         query = last_start(launch.seq_q, tile.rows)
-        read = _last_key_block(launch, tile)
+        read = _last_key_block(launch, line, tile)
         written = last_start(launch.seq_k, tile.keys)
         if launch.is_causal and not tile.in_registers and read < written:
             # old:1405-1430 zeroes, row by row, the gradients of keys that no query sees.
@@ -101,12 +102,15 @@ def _rows(launch: Launch, candidates: tuple[BackwardTile, ...]) -> Optional[Faul
     return None
 
 
-def _last_key_block(launch: Launch, tile: BackwardTile) -> int:
-    """With causality, blocks that begin after the last query tile are not read."""
+def _last_key_block(launch: Launch, line: Line, tile: BackwardTile) -> int:
+    """With causality, blocks that begin after the last query are not read (old:1361-1364).
+
+    2.3 asks for the last query tile instead (torch's header of that time, getSmallestQueryForKey).
+    """
     last = last_start(launch.seq_k, tile.keys)
     if launch.is_causal:
-        queries_end = round_up(launch.seq_q, tile.rows)
-        last = min(last, last_start(queries_end, tile.keys))
+        queries = round_up(launch.seq_q, tile.rows) if line == Line.V2_3 else launch.seq_q
+        last = min(last, last_start(queries, tile.keys))
     return last
 
 

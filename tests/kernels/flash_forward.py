@@ -17,8 +17,10 @@ from .lines import Line
 from .widths import ceil_div, int32, last_start
 
 #: Multiprocessors of the GPUs from sm80 on, smallest to largest: the split depends on them.
-MULTIPROCESSORS = (8, 14, 16, 20, 24, 30, 36, 46, 48, 56, 58, 66, 72, 78, 82, 84, 98, 108, 114)
-MULTIPROCESSORS += (128, 132, 142, 148, 160, 170, 188)
+MULTIPROCESSORS = (
+    *(8, 14, 16, 20, 24, 30, 36, 46, 48, 56, 58, 66, 72, 78, 82, 84, 98),
+    *(108, 114, 128, 132, 142, 148, 160, 170, 188),
+)
 _MOST_MULTIPROCESSORS = max(MULTIPROCESSORS)
 
 
@@ -55,9 +57,7 @@ def faults(launch: Launch, line: Line) -> Iterator[Fault]:
         yield found
 
 
-def _logsumexp(
-    launch: Launch, line: Line, heads: int, rows: int, causal: bool
-) -> Optional[Fault]:
+def _logsumexp(launch: Launch, line: Line, heads: int, rows: int, causal: bool) -> Optional[Fault]:
     """F4a: where the last head of the last entry keeps its logsumexp."""
     entry, head = launch.batch - 1, heads - 1
     if line <= Line.V2_4:

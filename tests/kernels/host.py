@@ -91,9 +91,9 @@ def _chunking(launch: Launch) -> Iterator[Fault]:
 def _strides(launch: Launch, bias: Optional[Strides]) -> Iterator[Fault]:
     """E11: ASSIGN_CHECK_OVERFLOW, which wants each stride below the largest int32.
 
-    Macro: wheel 2.9.1 gemm_kernel_utils.h:77-82. Uses: PT attention.cu, _efficient_attention_forward
-    (q, k, v strideM and strideH, o strideM, bias strideM are int32). Raw strides, also those of
-    dimensions of size one. The backward checks no more than this.
+    Macro: wheel 2.9.1 gemm_kernel_utils.h:77-82. Uses: PT attention.cu,
+    _efficient_attention_forward (q, k, v strideM and strideH, o strideM, bias strideM are
+    int32). Raw strides, also those of dimensions of size one. The backward checks no more than this.
     """
     for name, stride in (
         ("query row", launch.query.row),

@@ -18,7 +18,7 @@ class Strides(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """The mask as the user gave it: its own shape, not yet expanded, with one stride a dimension."""
+    """The mask as the user gave it, not yet expanded."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -4,6 +4,10 @@ Read in PT aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn
 aligned_tensor<8> and pad_bias<8> on the mask as given, then expand. The alignment of 8 came with
 pytorch/pytorch#114173 and #114837 (torch 2.2). The mask's gradient: PT attention_backward.cu
 @00afd8f2, _efficient_attention_backward.
+
+Compared with torch 2.13's own where, pad and expand on twenty thousand small masks: the same but
+for 4-D masks with channels-last strides, which the padded copy keeps. They end in a last stride
+that the kernel refuses, or differ in the stride of a dimension of size one.
 """
 
 from __future__ import annotations
@@ -79,9 +83,7 @@ def _dense_in_same_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tu
     return tuple(dense)
 
 
-def _should_swap(
-    shape: tuple[int, ...], strides: tuple[int, ...], inner: int, outer: int
-) -> int:
+def _should_swap(shape: tuple[int, ...], strides: tuple[int, ...], inner: int, outer: int) -> int:
     if strides[inner] == 0 or strides[outer] == 0:
         return 0
     if strides[inner] != strides[outer]:
@@ -89,9 +91,7 @@ def _should_swap(
     return 1 if shape[inner] > shape[outer] else 0
 
 
-def _expand(
-    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
-) -> list[int]:
+def _expand(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> list[int]:
     """The strides after expand (PT aten/src/ATen/ExpandUtils.cpp, inferExpandGeometry)."""
     new = len(target) - len(shape)
     expanded = [0] * len(target)

@@ -31,8 +31,9 @@ def efficient_forward(max_dim: int) -> tuple[Tile, ...]:
 
 
 def efficient_backward(max_dim: int, itemsize: int, dropout: bool) -> tuple[BackwardTile, ...]:
-    """wheel 2.9.1 mem_eff_attention/kernels/cutlassB.h:228-244 for sm80 bfloat16, and the like lists
-    for the other types and GPUs; kernel_backward.h:250 says which keep the gradients in registers.
+    """wheel 2.9.1 mem_eff_attention/kernels/cutlassB.h:228-244 for sm80 bfloat16, and the like
+    lists for the other types and GPUs; kernel_backward.h:250 says which keep the gradients in
+    registers.
     """
     if itemsize == 2:
         if max_dim <= 64:
