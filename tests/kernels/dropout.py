@@ -1,7 +1,7 @@
 """Where the efficient kernels draw their dropout: forward and backward must agree (E7).
 
-Forward: mem_eff_attention/kernel_forward.h, wheel 2.9.1:206-210 and :957-969. Backward:
-kernel_backward.h, wheel 2.9.1:767-769 and :1711-1726; before 2.8 xformers@e8bd8f93:1725.
+Forward: mem_eff_attention/kernel_forward.h, wheel 2.9.1:205-208 and :956-968. Backward:
+kernel_backward.h, wheel 2.9.1:766-768 and :1710-1725; before 2.8 xformers@e8bd8f93:1725.
 Each thread skips to its first element and draws the next ones in order.
 """
 
@@ -38,11 +38,11 @@ def _rows_differ(launch: Launch, line: Line, candidates: tuple[BackwardTile, ...
         threads = tile.rows * tile.keys // 32
         seen = keys_seen(launch, line, tile)
         column = _last_column(counted, seen, tile.keys, threads // rows)
-        # 2.9.1:967: uint32; 64-bit in 2.13.0:974.
+        # 2.9.1:966: uint32; 64-bit in 2.13.0:974.
         if uint64(uint32(uint32(row) + column)) != row + column:
             return True
     if line >= Line.V2_8:
-        # kernel_backward.h:1724: 64-bit query start.
+        # kernel_backward.h:1723: 64-bit query start.
         return False
     for backward in candidates:
         column = _last_column(counted, launch.seq_k, backward.keys, backward.keys // 32)
@@ -77,12 +77,12 @@ def _positions(count: int, size: int) -> set[int]:
 
 
 def _forward(launch: Launch, entry: int, head: int) -> int:
-    """wheel 2.9.1 kernel_forward.h:207-209: uint32, whole numbers from 2.14 on."""
+    """wheel 2.9.1 kernel_forward.h:206-208: uint32, whole numbers from 2.14 on."""
     by_entry = uint32(uint32(uint32(entry * launch.heads) * launch.seq_q) * launch.seq_k)
     return uint32(by_entry + uint32(uint32(head * launch.seq_q) * launch.seq_k))
 
 
 def _backward(launch: Launch, entry: int, head: int) -> int:
-    """wheel 2.9.1 kernel_backward.h:767-769: int64 entry, int32 products."""
+    """wheel 2.9.1 kernel_backward.h:766-768: int64 entry, int32 products."""
     of_entry = int32(int32(launch.heads * launch.seq_q) * launch.seq_k)
     return uint64(entry * of_entry + int32(head * int32(launch.seq_q * launch.seq_k)))

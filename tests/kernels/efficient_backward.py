@@ -39,7 +39,7 @@ def faults(launch: Launch, line: Line, bias: Optional[Strides]) -> Iterator[Faul
 
 
 def _heads(launch: Launch) -> Optional[Fault]:
-    """E9b: new:744, :801-803 (2.14.1:804-806): int32 head times int32 stride, at every line."""
+    """E9b: new:743, :801-803 (2.14.1:804-806): int32 head times int32 stride, at every line."""
     kv_head = (launch.heads - 1) // (launch.heads // launch.kv_heads)
     for name, index, stride in (
         ("query", launch.heads - 1, launch.query.head),

@@ -41,13 +41,13 @@ def keys_seen(launch: Launch, line: Line, tile: Tile) -> int:
     if not launch.is_causal:
         return launch.seq_k
     start = last_start(launch.seq_q, tile.rows)
-    # :283-292; 2.14.1:289-297 counts the rows that there are.
+    # :282-290; 2.14.1:289-297 counts the rows that there are.
     rows = tile.rows if line <= Line.V2_13 else min(tile.rows, launch.seq_q - start)
     return min(int32(start + rows), launch.seq_k)
 
 
 def _key_blocks(launch: Launch, line: Line, candidates: tuple[Tile, ...]) -> Optional[Fault]:
-    """E8: :721, :764, :1016 (2.14.1 too): int32 block start times int32 row stride."""
+    """E8: :720, :764, :1014 (2.14.1 too): int32 block start times int32 row stride."""
     for tile in candidates:
         start = last_start(keys_seen(launch, line, tile), tile.keys)
         for name, stride in (("key", launch.key.row), ("value", launch.value.row)):
@@ -57,7 +57,7 @@ def _key_blocks(launch: Launch, line: Line, candidates: tuple[Tile, ...]) -> Opt
 
 
 def _heads(launch: Launch, line: Line, candidates: tuple[Tile, ...]) -> Optional[Fault]:
-    """E9f: :251-254; 2.14.1:253-256 has the key/value head for keys and values."""
+    """E9f: :250-253; 2.14.1:253-256 has the key/value head for keys and values."""
     kv_head = (launch.heads - 1) // (launch.heads // launch.kv_heads)
     for tile in candidates:
         head = launch.heads - 1
@@ -77,7 +77,7 @@ def _heads(launch: Launch, line: Line, candidates: tuple[Tile, ...]) -> Optional
 def _bias_rows(
     launch: Launch, line: Line, bias: Optional[Strides], candidates: tuple[Tile, ...]
 ) -> Optional[Fault]:
-    """E6: :812: uint32 tile start times int32 row stride; the key's start is added to the pointer.
+    """E6: :811: uint32 tile start times int32 row stride; the key's start is added to the pointer.
 
     64-bit in 2.13.0:815. The one-row path is left to its own module.
     """
@@ -95,7 +95,7 @@ def _bias_rows(
 
 
 def _output_rows(launch: Launch, line: Line) -> Optional[Fault]:
-    """E10, output: :241-245: uint32 entry times int32 rows, widened afterwards.
+    """E10, output: :240-243: uint32 entry times int32 rows, widened afterwards.
 
     64-bit in 2.14.1:243-247.
     """
@@ -108,7 +108,7 @@ def _output_rows(launch: Launch, line: Line) -> Optional[Fault]:
 
 
 def _logsumexp(launch: Launch, line: Line, candidates: tuple[Tile, ...]) -> Optional[Fault]:
-    """E10, logsumexp: :204, :270-274: uint32 throughout; rows padded to 32.
+    """E10, logsumexp: :203, :269-272: uint32 throughout; rows padded to 32.
 
     64-bit in 2.14.1:275-279.
     """

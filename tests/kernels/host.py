@@ -53,8 +53,8 @@ def flash_faults(launch: Launch, line: Line) -> Iterator[Fault]:
 
 def efficient_faults(launch: Launch, line: Line, bias: Optional[Strides]) -> Iterator[Fault]:
     if line <= Line.V2_14:
-        # wheels 2.8.0..2.14.1 kernel_forward.h getBlocksGrid (2.9.1:336-341), kernel_backward.h
-        # getBlocksGrid (2.9.1:851-853): heads on y, entries on z.
+        # wheels 2.8.0..2.14.1 kernel_forward.h getBlocksGrid (2.9.1:335-340), kernel_backward.h
+        # getBlocksGrid (2.9.1:850-852): heads on y, entries on z.
         if chunk_batch(launch, line) > GRID_AXIS:
             yield Fault("E1", LAUNCH, f"grid of {launch.batch} entries")
         if launch.heads > GRID_AXIS:
@@ -93,7 +93,7 @@ def _strides(launch: Launch, bias: Optional[Strides]) -> Iterator[Fault]:
 
     Macro: wheel 2.9.1 gemm_kernel_utils.h:77-82. Uses: PT attention.cu,
     _efficient_attention_forward (q, k, v strideM and strideH, o strideM, bias strideM are
-    int32). Raw strides, also those of dimensions of size one. The backward checks no more than this.
+    int32). Raw strides, also of dimensions of size one. The backward checks no more than this.
     """
     for name, stride in (
         ("query row", launch.query.row),

@@ -1,6 +1,6 @@
 """The efficient forward's path for a tile of one query row, where heads become rows (E12).
 
-Read in the wheels' mem_eff_attention/kernel_forward.h, advance_to_block (2.9.1:294-314; 2.8.0,
+Read in the wheels' mem_eff_attention/kernel_forward.h, advance_to_block (2.9.1:293-313; 2.8.0,
 2.12.1 and 2.13.0 the same; 2.14.1:299-323), and for 2.3 in PT kernel_forward.h@01b4eaef. The test
 comes after the tile's start was subtracted, so it is the last tile of any call with
 ``seq_q % tile == 1``, when key and value have head stride 0 and no logsumexp is written.
@@ -40,7 +40,7 @@ def faults(
     if bias is not None and any(_reads_another_bias(launch, line, bias, tile) for tile in tiles):
         yield Fault("E12", WRONG_ROWS, "bias: rows of the mask that belong to others are read")
     if line >= Line.V2_14:
-        # 2.14.1:311 counts the heads from this one on; :289-297 counts the keys of this row only.
+        # 2.14.1:317 counts the heads from this one on; :289-297 counts the keys of this row only.
         return
     if any(_runs_past_heads(launch, tile) for tile in tiles):
         yield Fault("E12", WRONG_ROWS, f"heads: rows past head {launch.heads} are read and written")
@@ -48,7 +48,7 @@ def faults(
         yield Fault("E12", WRONG_ROWS, "causal: the row sees keys that lie after it")
     if launch.dropout and launch.heads > 1 and launch.seq_q > 1:
         # Head i draws at (query_start + i) * num_keys instead of its own head's place
-        # (2.9.1:965-969); with one query row the two are the same.
+        # (2.9.1:964-968); with one query row the two are the same.
         yield Fault("E12", WRONG_DROPOUT, "dropout: heads draw at the places of other rows")
 
 
@@ -69,10 +69,10 @@ def _bias_offset(line: Line, bias: Strides, start: int, row: int) -> int:
     if line == Line.V2_3:
         # PT kernel_forward.h@01b4eaef keeps the row stride.
         return uint32(start * bias.row) + row * bias.row
-    # The head stride (64-bit) becomes the row stride (int32): 2.9.1:307; xformers@e8bd8f93:335.
+    # The head stride (64-bit) becomes the row stride (int32): 2.9.1:306; xformers@e8bd8f93:335.
     step = int32(bias.head)
     if line <= Line.V2_12:
-        # 2.9.1:812: uint32 times int32.
+        # 2.9.1:811: uint32 times int32.
         return uint32(start * step) + row * step
     if line == Line.V2_13:
         # 2.13.0:815.
@@ -82,13 +82,13 @@ def _bias_offset(line: Line, bias: Strides, start: int, row: int) -> int:
 
 
 def _runs_past_heads(launch: Launch, tile: Tile) -> bool:
-    """Every block of heads counts all heads (2.9.1:308), also those that lie before it."""
+    """Every block of heads counts all heads (2.9.1:307), also those that lie before it."""
     first = last_start(launch.heads, tile.rows)
     return first + min(tile.rows, launch.heads) > launch.heads
 
 
 def _sees_later_keys(launch: Launch, tile: Tile) -> bool:
-    """The keys were counted for a whole tile (2.9.1:283-292), then causality is dropped (:312)."""
+    """The keys were counted for a whole tile (2.9.1:282-290), then causality is dropped (:311)."""
     if not launch.is_causal:
         return False
     start = last_start(launch.seq_q, tile.rows)
