@@ -72,7 +72,9 @@ def _heads_differ(launch: Launch) -> bool:
 
 
 def _positions(count: int, size: int) -> set[int]:
-    wraps = (ceil_div(1 << 31, size), ceil_div(1 << 32, size))
+    """Products count modulo 2**32, so the rest of the size says where they first wrap."""
+    rest = size % (1 << 32)
+    wraps = (ceil_div(1 << 31, rest), ceil_div(1 << 32, rest)) if rest else ()
     return {i for i in (0, 1, count - 1, *wraps) if i < count}
 
 

@@ -65,7 +65,7 @@ def flash_forward(dim: int, dropout: bool, causal: bool) -> tuple[Tile, ...]:
 
 
 def flash_split_keys(dim: int) -> int:
-    """FA@979702c8 flash_fwd_launch_template.h:169; flash_api.cpp:303 uses the same."""
+    """FA@979702c8 flash_fwd_launch_template.h:169; flash_api.cpp:305 uses the same."""
     if dim <= 64:
         return 256
     return 128 if dim <= 128 else 64
