@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
 # torch compiles in this process: those that it would start for that import torch first.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -24,6 +26,22 @@ for name, usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SI
 @pytest.fixture(autouse=True)
 def _the_same_numbers_in_any_order() -> None:
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Without coverage, which would double the time of the slow ones."""
+    if item.get_closest_marker("slow") is None:
+        return (yield)
+    tracer = sys.gettrace()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
+            patch.delenv(name)
+        sys.settrace(None)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(tracer)
 
 
 @pytest.hookimpl(trylast=True)

@@ -74,8 +74,10 @@ def report() -> Report:
         The report that goes on counting until the guard is enabled again.
 
     >>> import sdpa_guard
+    >>> sdpa_guard.enable()
     >>> print(sdpa_guard.report())
     sdpa_guard: 0 attention calls, 0 split into 0 chunks, 0 unsplittable
+    >>> sdpa_guard.disable()
     """
     return _last_report
 
