@@ -56,7 +56,7 @@ def activate() -> None:
     """Enable the guard if the variable says so. torch calls this at the end of its own import.
 
     Only the first call does anything: torch and the ``.pth`` file may both make one. Never raises:
-    whatever goes wrong is said on stderr, and the program runs as without a guard.
+    what goes wrong is written to stderr, and the program runs unguarded.
     """
     global _activated
     if _activated:

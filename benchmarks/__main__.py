@@ -37,7 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     unknown = [row for row in options.rows if row not in ROWS]
     if unknown:
-        parser.error(f"argument ROW: {unknown[0]!r} is none of {', '.join(ROWS)}")
+        parser.error(f"argument ROW: {unknown[0]!r} must be among {', '.join(ROWS)}")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     results: list[Result] = []

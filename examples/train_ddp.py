@@ -57,7 +57,7 @@ def enabled_guard() -> Optional[ModuleType]:
 
 
 def lower_the_limits(guard: ModuleType) -> None:
-    """Let a training this small, of whose calls none is over a real limit, show some splits."""
+    """Let a training this small show some splits: its calls are over no real limit."""
     lowered = [dataclasses.replace(limit, bound=2) for limit in guard.LIMITS if limit.id == "F2b"]
     guard.enable(limits=lowered, device_types=("cpu",))
     if dist.get_rank() == 0:

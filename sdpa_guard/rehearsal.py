@@ -113,7 +113,7 @@ class _Answers(DispatchMode):  # type: ignore[misc]
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
-            # No kernel for meta, or none that does without values; other errors are the model's.
+            # Meta has no kernel for it, or one that needs values; other errors are the model's.
             if isinstance(error, NotImplementedError) or _META.search(str(error)):
                 self.refused, self.operator = error, str(func)
             raise

@@ -66,6 +66,8 @@ def test_the_largest_safe_batch(limit_id, shape, release, facts):
         ("F1", 3, 10),
         ("F1p", 11, 11),
         ("F2b", 3, 14),
+        ("F5", 3, 14),
+        ("E8", 3, 14),
         ("E1", 3, 7),
         ("E2", 8, 14),
         ("E5", 3, 7),
@@ -77,8 +79,8 @@ def test_the_largest_safe_batch(limit_id, shape, release, facts):
 def test_the_releases_that_have_it(limit_id, first, last):
     having = [minor for minor in range(3, 15) if BY_ID[limit_id].affects(Release(2, minor))]
     assert having == list(range(first, last + 1))
-    # A later release than those known has what the newest known one has.
-    assert BY_ID[limit_id].affects(Release(2, 15)) == (last == 14)
+    # A release that nobody has read has every limit without a known fix.
+    assert BY_ID[limit_id].affects(Release(2, 99)) == (limit_id in ("F5", "E8"))
 
 
 def test_limits_and_verdicts_can_be_sent_to_other_processes():
@@ -94,8 +96,8 @@ def test_one_batch_entry_is_always_inside_the_2_11_bound():
 
 def test_a_dropout_offset_of_one_entry_counts_from_2_to_the_31():
     facts = {"dropout_p": 0.1, "backends": ("efficient",), "torch_version": "2.12.0"}
-    inside = check(1, 32767, 256, 8, seq_k=256, **facts)
-    beyond = check(1, 32768, 256, 8, seq_k=256, **facts)
+    inside = check(1, 32768, 256, 8, seq_k=256, **facts)
+    beyond = check(1, 32769, 256, 8, seq_k=256, **facts)
     assert inside.ok
     assert [f.limit.id for f in beyond.findings if f.over] == ["E7b"]
 
@@ -126,11 +128,33 @@ def test_a_wide_row_stride_is_cured_by_a_copy(which):
     assert guard.report.split == 0
 
 
-def test_a_wide_query_row_stride_is_left_to_torchs_own_error():
-    """E11: torch refuses such a query in words; no copy of key and value helps."""
+def test_a_wide_query_row_stride_is_cured_by_a_copy_of_the_query():
     query = torch.empty_strided((1, 1, 2, 8), (0, 0, 2**31, 1), dtype=torch.half, device="meta")
     key = torch.empty(1, 1, 8, 8, dtype=torch.half, device="meta")
+    with SDPAGuard() as guard:
+        scaled_dot_product_attention(query, key, key)
+    assert guard.report.as_dict()["sites"][0]["plan"]["copies"] == ["query"]
+
+
+def test_the_stride_of_a_dimension_of_size_one_is_no_copys_to_cure():
+    """torch calls such a tensor contiguous, and its kernels refuse it (E11)."""
+    query = torch.empty_strided((1, 1, 2, 8), (0, 2**31, 8, 1), dtype=torch.half, device="meta")
+    key = torch.empty(1, 1, 8, 8, dtype=torch.half, device="meta")
+    assert query.is_contiguous()
     with pytest.warns(UserWarning, match="E11"), SDPAGuard() as guard:
+        scaled_dot_product_attention(query, key, key)
+    assert (guard.report.split, guard.report.unsplittable) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((1, 1, 6, 8), (48, 4000, 8, 1)), ((2, 2, 1, 8), (16, 8, 4000, 1))]
+)
+def test_a_copy_that_changes_nothing_is_no_cure(shape, strides):
+    key = torch.empty_strided(shape, strides, dtype=torch.half, device="meta")
+    query = torch.empty(shape, dtype=torch.half, device="meta")
+    assert key.is_contiguous()
+    lowered = [dataclasses.replace(BY_ID["E11"], bound=100)]
+    with pytest.warns(UserWarning, match="E11"), SDPAGuard(limits=lowered) as guard:
         scaled_dot_product_attention(query, key, key)
     assert (guard.report.split, guard.report.unsplittable) == (0, 1)
 
@@ -144,8 +168,8 @@ def test_head_strides_are_cured_by_splitting_heads():
 
 
 def test_one_query_row_on_expanded_heads_is_cured_by_a_copy():
-    query = torch.empty(2, 64, 1, 64, dtype=torch.bfloat16, device="meta")
-    key = torch.empty(2, 1, 50, 64, dtype=torch.bfloat16, device="meta").expand(2, 64, 50, 64)
+    query = torch.empty(2, 65, 1, 64, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(2, 1, 50, 64, dtype=torch.bfloat16, device="meta").expand(2, 65, 50, 64)
     with SDPAGuard(torch_version="2.13.0") as guard:
         scaled_dot_product_attention(query, key, key)
     assert guard.report.as_dict()["sites"][0]["plan"]["axis"] == "contiguous"

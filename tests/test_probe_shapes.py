@@ -108,9 +108,13 @@ def test_shapes_that_need_more_memory_are_skipped():
     assert "GiB of GPU memory, 20.0 may be used" in found.skipped[0].reason
 
 
+#: No recipe makes their layouts yet, or only compiled code meets them.
+UNTRIED = {"F5", "F5s", "E3b", "E14"}
+
+
 @pytest.mark.parametrize("gib", [23.0, 138.0])
 def test_a_card_of_24_gib_reaches_most_bounds_and_an_h200_all_but_two(gib):
-    everywhere = {limit.id for limit in LIMITS if limit.affects(Release(2, 9))}
+    everywhere = {limit.id for limit in LIMITS if limit.affects(Release(2, 9))} - UNTRIED
     tried = {p.trial.limit for p in shapes(LIMITS, Release(2, 9), gib).planned}
     beyond = {"F1v", "F4b"} if gib > 100 else {"F1v", "F4a", "F4b", "E10"}
     assert everywhere - tried == beyond
@@ -157,8 +161,8 @@ OFFSETS = {
     "F2h": (lambda c: c.heads if c.needs_backward else c.kv_heads, 65536),
     "F4a": (lambda c: (c.batch - 1) * c.heads * c.seq_q, INT32),
     "F4b": (lambda c: (c.batch - 1) * c.heads * c.seq_q, INT32),
-    "E5": (lambda c: last_tile(c.seq_q) * c.mask_row_stride, INT32),
-    "E6": (lambda c: last_tile(c.seq_q) * c.mask_row_stride, UINT32),
+    "E5": (lambda c: last_tile(c.seq_q) * c.bias.row, INT32),
+    "E6": (lambda c: last_tile(c.seq_q) * c.bias.row, UINT32),
     "E7a": (lambda c: (c.seq_q - 1) * c.seq_k, UINT32),
     "E7b": (
         # The batch's part wraps in the forward, the heads' in the backward.

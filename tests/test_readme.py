@@ -50,10 +50,12 @@ def test_a_program_prints_what_the_readme_shows(tmp_path, title):
 
 
 def test_check_prints_what_the_readme_shows(capsys):
-    first, shown = shown_under("Ask before you pay")[0].split("\n", 1)
-    assert first.startswith("$ sdpa-guard ")
-    assert main(first.split()[2:]) == 1
-    assert capsys.readouterr().out.strip() == shown.strip()
+    examples = [block for block in shown_under("Ask before you pay") if block.startswith("$ ")]
+    assert len(examples) >= 3
+    for example in examples[:3]:
+        first, shown = example.split("\n", 1)
+        assert main(first.split()[2:]) == 1
+        assert capsys.readouterr().out.strip() == shown.strip()
 
 
 if __name__ == "__main__":

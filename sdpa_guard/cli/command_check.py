@@ -14,6 +14,7 @@ import torch
 
 from ..limits.backends import BACKENDS
 from ..limits.check import Verdict, check, largest_batch
+from ..limits.layouts import LAYOUTS
 from ..limits.releases import RELEASES, Release
 from ..limits.text_table import fill, render
 from .parser import Commands, add_command, fraction, shortened, whole_number
@@ -52,6 +53,20 @@ def add(commands: Commands) -> None:
     parser.add_argument("--dropout", type=fraction, default=0.0, metavar="P")
     parser.add_argument("--causal", action="store_true", help="with is_causal")
     parser.add_argument("--inference", action="store_true", help="no backward follows")
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="bhsd",
+        help="how query, key and value lie in memory: "
+        + "; ".join(f"{name}: {what}" for name, what in LAYOUTS.items())
+        + " (default: bhsd)",
+    )
+    parser.add_argument(
+        "--capability",
+        type=_capability,
+        metavar="X.Y",
+        help="the GPU's compute capability, as 9.0, for limits that only some GPUs have",
+    )
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
@@ -115,8 +130,17 @@ def _facts(options: argparse.Namespace, shape: str) -> dict[str, Any]:
         "dropout_p": options.dropout,
         "is_causal": options.causal,
         "requires_grad": not options.inference,
+        "layout": options.layout,
+        "capability": options.capability,
         "backends": tuple(options.backend or BACKENDS),
     }
+
+
+def _capability(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,3})\.([0-9])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be as 9.0, not {shortened(text, 60)!r}")
+    return int(found[1]), int(found[2])
 
 
 def _in_our_words(message: str) -> str:
@@ -179,7 +203,7 @@ class _InEachRelease:
                     cells[column] = "OVER"
         call = next(iter(self.verdicts.values())).call
         if not over and not self.ok:
-            return f"{call} is none that these backends would take, on any supported torch"
+            return f"these backends would not take {call} on any supported torch"
         if not over:
             return f"{call} fits in one call on every supported torch"
         releases = [f"{release.major}.{release.minor}" for release in self.verdicts]

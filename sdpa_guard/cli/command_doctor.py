@@ -17,8 +17,9 @@ from sdpa_guard_autoload import PTH_FILE, VARIABLE, policy
 from .. import torch_private
 from ..guarding.torch_answers import enabled
 from ..limits.backends import BY_TORCHS_NUMBER
+from ..limits.limit import Limit
 from ..limits.registry import LIMITS
-from ..limits.releases import RUNNING_TORCH
+from ..limits.releases import RUNNING_TORCH, unread
 from ..limits.text_table import fill, render
 from .command_autoload import pth_file, torch_looks_by_itself
 from .parser import Commands, add_command
@@ -57,7 +58,7 @@ def examine() -> dict[str, Any]:
             "order": _order(),
             "flash implementation": torch_private.flash_implementation() or "torch's own",
         },
-        "limits": [limit.id for limit in LIMITS if limit.affects(RUNNING_TORCH)],
+        "limits": [limit.id for limit in _limits_here()],
         "guard": _guard(),
         "verdict": _verdict(),
     }
@@ -149,10 +150,20 @@ def _start() -> Optional[str]:
     return "in place: torch looks for it by itself" if torch_looks_by_itself() else None
 
 
+def _limits_here() -> list[Limit]:
+    """Those of this torch, of which some need a GPU of a certain compute capability."""
+    gpus = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    return [
+        limit
+        for limit in LIMITS
+        if limit.affects(RUNNING_TORCH) and (limit.capability is None or limit.capability in gpus)
+    ]
+
+
 def _verdict() -> str:
     if torch.version.hip:
-        return "ROCm has other kernels behind the same functions: none of these limits is theirs."
-    here = {limit.id: limit for limit in LIMITS if limit.affects(RUNNING_TORCH)}
+        return "ROCm has other kernels behind the same functions; they have none of these limits."
+    here = {limit.id: limit for limit in _limits_here()}
     backward = [limit_id for limit_id in ("F1", "F1p") if limit_id in here]
     if backward:
         found = f"This torch has the FlashAttention backward bound ({backward[0]}): guard it."
@@ -161,6 +172,8 @@ def _verdict() -> str:
             f"This torch does not have the FlashAttention backward bound; {len(here)} other limits "
             "remain, of which `sdpa-guard limits` tells."
         )
+    if unread(RUNNING_TORCH):
+        found += f" torch {RUNNING_TORCH}{unread(RUNNING_TORCH)}."
     if not torch.cuda.is_available():
         found += " Without a GPU in reach, that is what its release says, not what was tried."
     return found

@@ -50,11 +50,20 @@ def as_dict(limit: Limit) -> dict[str, Any]:
         "counts": limit.formula,
         "bound": limit.bound,
         "torch": limit.releases,
+        "capability": limit.capability and list(limit.capability),
         "effect": limit.effect,
         "cures": list(limit.cures),
         "evidence": list(limit.evidence),
         "source": limit.source,
     }
+
+
+def _where(limit: Limit) -> str:
+    """The torch releases that have it, and the GPUs if not all do."""
+    if limit.capability is None:
+        return limit.releases
+    major, minor = limit.capability
+    return f"{limit.releases}; only compute capability {major}.{minor}"
 
 
 def as_text(limits: Sequence[Limit]) -> str:
@@ -65,7 +74,7 @@ def as_text(limits: Sequence[Limit]) -> str:
             limit.id,
             f"{limit.name}, {limit.pass_}",
             f"{limit.formula} > {limit.bound}",
-            limit.releases,
+            _where(limit),
             limit.effect,
             limit.evidence[0],
         )
@@ -85,7 +94,7 @@ def as_markdown(limits: Sequence[Limit]) -> str:
             f"{limit.backend}, {limit.pass_}",
             limit.formula,
             str(limit.bound),
-            limit.releases,
+            _where(limit),
             limit.effect,
             ", ".join(limit.cures) or "none",
             f"[{', '.join(limit.evidence)}]({limit.source})",

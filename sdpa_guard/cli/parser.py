@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: error: {said}")
 
     def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
-        flush()  # of the help: Python would report a full disk in words of its own
+        flush()  # The help may be on its way: Python would report a full disk in its own way.
         if message is not None:
             say(message)
         sys.exit(status)

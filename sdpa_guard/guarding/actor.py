@@ -18,7 +18,7 @@ from .call_site import call_site
 from .decision import Answers, Decision, decide
 from .memory import Memory
 from .options import Options
-from .run_plan import TorchCall, ends, run
+from .run_plan import TorchCall, run, samples
 
 _log = logging.getLogger("sdpa_guard")
 
@@ -94,7 +94,7 @@ def _counted(make: TorchCall, memory: Memory) -> TorchCall:
 def _plan_of_traced(arguments: Arguments, options: Options) -> Optional[Plan]:
     if options.policy == "warn" or not symbolic_sizes.are_known(arguments):
         return None
-    call = read(arguments, options.device_types)
+    call = read(arguments, options.device_types, is_traced=True)
     if call is None:
         return None
     taken = torch_answers.enabled()
@@ -126,7 +126,8 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
     # A call on real tensors in plain eager mode is the only one that torch itself can speak of.
     real = call.device_type == "cuda" and not is_fake(arguments.query)
     releases = memory.options.releases(real)
-    findings = memory.examine(call, releases)
+    capability = torch_answers.capability(arguments.query) if real else None
+    findings = memory.examine(call, releases, capability)
     over = any(finding.over for finding in findings)
     if not over and not report.lists_every_call:
         # One on stand-ins may be on its way into compiled code, where nothing is counted.
@@ -134,7 +135,7 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
     asks = real and call.lanes == 1
     taken = _taken_by(arguments, memory) if asks else torch_answers.enabled()
     call = call.with_numbers() if over else call
-    answers = Answers(releases, taken)
+    answers = Answers(releases, taken, capability)
     decision = memory.decide(call, answers) if over else Decision("leave")
     if decision.action == "leave":
         if report.lists_every_call:
@@ -143,8 +144,8 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
         return _AS_IT_CAME
     while asks and decision.plan is not None:
         # A chunk can go to another backend than the whole call, whose limits then count as well.
-        first, last = ends(decision.plan, arguments)
-        others = _taken_by(first, memory) | _taken_by(last, memory)
+        chunks = samples(decision.plan, arguments)
+        others = frozenset().union(*[_taken_by(chunk, memory) for chunk in chunks])
         if others <= answers.backends:
             break
         answers = answers._replace(backends=answers.backends | others)
@@ -157,7 +158,7 @@ def _act(
 ) -> Optional[Plan]:
     """Count, list, warn or raise as the decision wants it; returns the plan that is to be run.
 
-    ``memory`` is None for traced code, which can do none of that but raise.
+    ``memory`` is None for traced code, where dynamo allows only the raise.
     """
     if memory is None:
         if decision.action == "refuse" and options.policy == "raise":
@@ -168,6 +169,10 @@ def _act(
     if decision.action == "split":
         _log.info("%s: %s: %s", site, call, decision.plan)
         memory.report.split_up(site, call, worst, decision.plan)
+        uncured = [finding for finding in decision.over if not finding.limit.cures]
+        if uncured:
+            message = messages.explain(call, uncured, None, answers.releases)
+            memory.warn_once((site, "uncured"), f"{site}: {message}", site)
         return decision.plan
     memory.report.left(site, call, worst, decision.plan)
     message = messages.explain(call, decision.over, decision.plan, answers.releases)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from .. import torch_private
-from ..limits.call import Call, Strides, mask_row_stride
+from ..limits.call import TENSORS, Call, Copied, Strides, is_expanded
+from ..limits.mask import Mask
 
 # torch.nn.Buffer makes plain tensors, so these two are every ordinary type.
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
@@ -50,7 +51,9 @@ def bind(
     return Arguments(query, key, value, attn_mask, options)
 
 
-def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
+def read(
+    arguments: Arguments, device_types: tuple[str, ...], is_traced: bool = False
+) -> Optional[Call]:
     """The facts of a plain attention call on one of the devices; None for any other call.
 
     Plain: ordinary strided tensors on one device, 4-D (3-D too where torch fuses it), nothing of
@@ -94,6 +97,18 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
     dtype = _dtype_after_autocast(query)
     cast = dtype != query.dtype
     lanes = _lanes(tensors)
+    grad_mode = torch.is_grad_enabled()
+    strides = {name: _strides(tensor, cast) for name, tensor in zip(TENSORS, (query, key, value))}
+    wanting: list[Copied] = [
+        name for name, tensor in zip(TENSORS, tensors) if grad_mode and tensor.requires_grad
+    ]
+    masks_gradient = grad_mode and mask is not None and mask.requires_grad
+    sizes = {"query": (batch, heads, seq_q)}
+    expanded = [
+        name
+        for name in wanting
+        if is_expanded(sizes.get(name, (batch, kv_heads, seq_k)), strides[name])
+    ]
     return Call(
         batch=batch * lanes,
         heads=heads,
@@ -106,14 +121,15 @@ def read(arguments: Arguments, device_types: tuple[str, ...]) -> Optional[Call]:
         device_type=device.type,
         dropout_p=dropout_p,
         is_causal=bool(options.get("is_causal", False)),
-        needs_backward=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-        query_strides=_strides(query, cast),
-        key_strides=_strides(key, cast),
-        value_strides=_strides(value, cast),
-        mask_row_stride=None if mask is None else _mask_row_stride(mask, seq_k),
-        mask_requires_grad=mask is not None and mask.requires_grad,
+        needs_backward=bool(wanting) or masks_gradient,
+        query_strides=strides["query"],
+        key_strides=strides["key"],
+        value_strides=strides["value"],
+        mask=None if mask is None else _mask(mask, masks_gradient),
+        expanded_grads=frozenset(expanded),
+        only_mask_grad=masks_gradient and not wanting,
         lanes=lanes,
-        expanded_kv=heads > 1 and not cast and key.stride(-3) == 0 == value.stride(-3),
+        is_traced=is_traced,
     )
 
 
@@ -168,7 +184,8 @@ def _strides(tensor: torch.Tensor, cast: bool) -> Strides:
     strides = tensor.stride()
     if cast:
         strides = _dense_strides(tensor.shape, strides)
-    return Strides(head=strides[-3], row=strides[-2])
+    batch = strides[-4] if len(strides) == 4 else tensor.shape[0] * strides[0]
+    return Strides(head=strides[-3], row=strides[-2], batch=batch)
 
 
 def _dense_strides(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -180,11 +197,11 @@ def _dense_strides(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ..
     return tuple(dense)
 
 
-def _mask_row_stride(mask: torch.Tensor, seq_k: int) -> int:
-    rows = mask.shape[-2] if mask.dim() > 1 else 1
-    # torch makes a new tensor of a boolean mask, and of one that is broadcast over the keys.
-    as_given = rows > 1 and mask.dtype is not torch.bool and mask.shape[-1] == seq_k
-    return mask_row_stride(rows, seq_k, mask.stride(-2) if as_given else None)
+def _mask(mask: torch.Tensor, wants_gradient: bool) -> Mask:
+    if mask.dim() == 0:
+        return Mask((1,), (1,), mask.dtype is torch.bool, wants_gradient)
+    shape, strides = tuple(mask.shape), tuple(mask.stride())
+    return Mask(shape, strides, mask.dtype is torch.bool, wants_gradient)
 
 
 def _lanes(tensors: tuple[torch.Tensor, ...]) -> int:

@@ -42,7 +42,7 @@ def key_all_caches(options: Optional[Options]) -> None:
 def forget() -> None:
     """Let go of the code that this process has compiled so far.
 
-    Not while another thread is in it, which torch does not bear; that is said in a warning.
+    Where another thread is in it, which torch does not bear, the code stays and a warning says so.
     """
     if not compiler_is_loaded():
         return

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Optional
 from ..limits.backends import Backend
 from ..limits.call import Call
 from ..limits.findings import Finding, exceeded
+from ..limits.limit import on_gpu
 from ..limits.plan import Plan
 from ..limits.planning import cure
 from ..limits.releases import Release
@@ -20,6 +21,8 @@ class Answers(NamedTuple):
     releases: tuple[Release, ...]
     #: The backends that could take the call, or a chunk of it.
     backends: frozenset[Backend]
+    #: The GPU's compute capability; None in a rehearsal.
+    capability: Optional[tuple[int, int]] = None
 
 
 class Decision(NamedTuple):
@@ -36,11 +39,13 @@ class Decision(NamedTuple):
 
 def decide(options: Options, call: Call, answers: Answers) -> Decision:
     """Leave, split or refuse: nothing but the arguments decides it, and nothing else happens."""
-    limits = [limit for limit in options.limits if limit.backend in answers.backends]
+    here = on_gpu(options.limits, answers.capability)
+    limits = [limit for limit in here if limit.backend in answers.backends]
     over = exceeded(call, limits, answers.releases)
     if not over:
         return Decision("leave")
-    plan = cure(call.with_numbers(), limits, answers.releases)
+    curable = any(finding.limit.cures for finding in over)
+    plan = cure(call.with_numbers(), limits, answers.releases) if curable else None
     if plan is None or options.policy != "split":
         return Decision("refuse", over, plan)
     return Decision("split", over, plan)

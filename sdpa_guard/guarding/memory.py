@@ -6,11 +6,12 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Optional
 
 from ..errors import SDPAGuardWarning
 from ..limits.call import Call
 from ..limits.findings import Finding, examine, exceeded
+from ..limits.limit import on_gpu
 from ..limits.releases import Release
 from .call_site import Site
 from .decision import Answers, Decision, decide
@@ -56,12 +57,17 @@ class Memory:
         with contextlib.suppress(TypeError):
             self._trusted.add(seen)
 
-    def examine(self, call: Call, releases: tuple[Release, ...]) -> tuple[Finding, ...]:
+    def examine(
+        self,
+        call: Call,
+        releases: tuple[Release, ...],
+        capability: Optional[tuple[int, int]],
+    ) -> tuple[Finding, ...]:
         """Every limit that the call could meet, whichever backend takes it."""
         try:
-            return self._examined(call, releases)
+            return self._examined(call, releases, capability)
         except TypeError:  # symbolic sizes have no hash, and each further question binds them
-            return exceeded(call, self.options.limits, releases)
+            return exceeded(call, on_gpu(self.options.limits, capability), releases)
 
     def decide(self, call: Call, answers: Answers) -> Decision:
         """The decision, remembered by the call's facts and torch's answers."""
@@ -73,7 +79,12 @@ class Memory:
             warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
             self._warned.add(about)  # not before: a filter may turn each into an error
 
-    def _examine(self, call: Call, releases: tuple[Release, ...]) -> tuple[Finding, ...]:
-        findings = examine(call, self.options.limits, releases)
+    def _examine(
+        self,
+        call: Call,
+        releases: tuple[Release, ...],
+        capability: Optional[tuple[int, int]],
+    ) -> tuple[Finding, ...]:
+        findings = examine(call, on_gpu(self.options.limits, capability), releases)
         self.report.measured(findings)
         return findings

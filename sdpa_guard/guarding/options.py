@@ -63,7 +63,7 @@ def make_options(
         if not isinstance(limit, Limit):
             raise TypeError(f"limits must be Limit objects, as those in LIMITS, not {limit!r}")
     devices = check_names("device_types", device_types, DEVICE_TYPES)
-    # On ROCm other kernels stand behind the same device type; none of these limits is theirs.
+    # On ROCm other kernels stand behind the same device type; they have none of these limits.
     judged = tuple(d for d in devices if not (d == "cuda" and torch.version.hip))
     release = None if torch_version is None else parse_release(torch_version)
     token = _token(policy, judged_by, release, judged)

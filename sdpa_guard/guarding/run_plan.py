@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Callable, Optional
 
 import torch
 
 from .. import torch_private
+from ..limits.backends import BY_TORCHS_NUMBER, FLASH
 from ..limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
 from ..limits.plan import Plan
 from .arguments import Arguments, is_compiling
 
 TorchCall = Callable[..., torch.Tensor]
-Join = Callable[[Iterator[torch.Tensor], tuple[int, ...], int], torch.Tensor]
+#: The dimensions in their order in memory, the outermost first; None: as the parts have them.
+Order = Optional[list[int]]
+Join = Callable[[Iterator[torch.Tensor], tuple[int, ...], int, Order], torch.Tensor]
 
 #: Where each axis lies in query, key, value and mask, counted from the last dimension.
 _DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
@@ -24,19 +27,33 @@ def run(plan: Plan, torch_call: TorchCall, arguments: Arguments) -> torch.Tensor
 
     A 3-D call, (N, L, E), is split the same way: N are its heads.
     """
-    joined = _run(plan, torch_call, arguments, _fill if _can_fill(arguments) else _join)
+    order = _order_of_result(plan, arguments)
+    joined = _run(plan, torch_call, arguments, _fill if _can_fill(arguments) else _join, order)
     # The whole call's result is no view, so that it can be changed or detached in place.
     return torch_private.unsafe_view(joined, joined.shape)
 
 
-def ends(plan: Optional[Plan], arguments: Arguments) -> tuple[Arguments, Arguments]:
-    """Views of the first and the last chunk: between them, every size and the furthest offset."""
+def copied(plan: Plan, arguments: Arguments) -> Arguments:
+    """The arguments after the plan's copies."""
+    copies = {name: getattr(arguments, name).contiguous() for name in plan.copies}
+    return arguments._replace(**copies)
+
+
+def samples(plan: Optional[Plan], arguments: Arguments) -> Iterator[Arguments]:
+    """Views of chunks of every size and alignment: of each level the first, second and last.
+
+    Nothing is copied for them, so a chunk of a copy has the strides of the original.
+    """
     if plan is None:
-        return arguments, arguments
-    if plan.axis == CONTIGUOUS:
-        return ends(plan.inner, arguments)
-    first, *_, last = split(plan, arguments)
-    return ends(plan.inner, first)[0], ends(plan.inner, last)[1]
+        yield arguments
+    elif plan.axis == CONTIGUOUS:
+        yield from samples(plan.inner, arguments)
+    else:
+        last = len(plan.sizes) - 1
+        wanted = {0, 1, last, plan.sizes.index(min(plan.sizes))}
+        for number, chunk in enumerate(split(plan, arguments)):
+            if number in wanted:
+                yield from samples(plan.inner, chunk)
 
 
 def split(plan: Plan, arguments: Arguments) -> Iterator[Arguments]:
@@ -45,55 +62,104 @@ def split(plan: Plan, arguments: Arguments) -> Iterator[Arguments]:
     dim = _DIM[plan.axis]
     count = len(plan.sizes)
     queries = torch.split_with_sizes(query, plan.sizes, dim)
-    keys = values = None
-    if plan.axis != ROWS:
-        # Under GQA a chunk of heads takes the key/value heads of its groups.
-        per_group = query.shape[dim] // key.shape[dim]
-        sizes = [size // per_group for size in plan.sizes]
-        keys = torch.split_with_sizes(key, sizes, dim)
-        values = torch.split_with_sizes(value, sizes, dim)
+    keys: Sequence[torch.Tensor] = [key] * count
+    values: Sequence[torch.Tensor] = [value] * count
+    if plan.axis == BATCH:
+        keys = torch.split_with_sizes(key, plan.sizes, dim)
+        values = torch.split_with_sizes(value, plan.sizes, dim)
+    elif plan.axis == HEADS:
+        group = query.shape[dim] // key.shape[dim]
+        keys = _of_heads(key, plan.sizes, group)
+        values = _of_heads(value, plan.sizes, group)
     # A mask is split where it has the axis, and shared where it broadcasts over it.
     has_axis = mask is not None and mask.dim() >= -dim and mask.shape[dim] != 1
     masks = torch.split_with_sizes(mask, plan.sizes, dim) if mask is not None and has_axis else None
     for i in range(count):
         yield Arguments(
             queries[i],
-            key if keys is None else keys[i],
-            value if values is None else values[i],
+            keys[i],
+            values[i],
             mask if masks is None else masks[i],
             options,
         )
 
 
+def _of_heads(tensor: torch.Tensor, sizes: tuple[int, ...], group: int) -> list[torch.Tensor]:
+    """The key/value heads that go with each chunk of query heads: chunks in one group share one."""
+    if min(sizes) >= group:
+        return list(torch.split_with_sizes(tensor, [size // group for size in sizes], -3))
+    heads = torch.split(tensor, 1, -3)
+    chunks, first = [], 0
+    for size in sizes:
+        chunks.append(heads[first // group])
+        first += size
+    return chunks
+
+
 def _run(
-    plan: Optional[Plan], torch_call: TorchCall, arguments: Arguments, join: Join
+    plan: Optional[Plan],
+    torch_call: TorchCall,
+    arguments: Arguments,
+    join: Join,
+    order: Order = None,
 ) -> torch.Tensor:
     if plan is None:
         query, key, value, mask, options = arguments
         return torch_call(query, key, value, mask, **options)
     if plan.axis == CONTIGUOUS:
-        key, value = arguments.key.contiguous(), arguments.value.contiguous()
-        return _run(plan.inner, torch_call, arguments._replace(key=key, value=value), join)
+        whole = _run(plan.inner, torch_call, copied(plan, arguments), join, order)
+        return whole if plan.inner or order is None else _lie(whole, order)
     parts = (_run(plan.inner, torch_call, chunk, join) for chunk in split(plan, arguments))
-    return join(parts, plan.sizes, _DIM[plan.axis])
+    return join(parts, plan.sizes, _DIM[plan.axis], order)
 
 
-def _join(parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int) -> torch.Tensor:
-    """One concatenation that keeps the parts' order of dimensions in memory."""
+def _order_of_result(plan: Plan, arguments: Arguments) -> Order:
+    """The order of the dimensions of the whole call's result, where the parts' is another.
+
+    FlashAttention, on CUDA and on the CPU, lays its result out as the query, which may be copied.
+    """
+    query, key, value, mask, options = arguments
+    if "query" not in plan.copies:
+        return None
+    if not is_compiling(query):
+        try:
+            number = torch_private.choose_backend(query, key, value, mask, **options)
+        except RuntimeError:
+            return None  # no backend takes the call; torch says so when it is made
+        if BY_TORCHS_NUMBER[number] != FLASH:
+            return None
+    return _outer_first(query)
+
+
+def _lie(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """The tensor with its dimensions in that order in memory."""
+    return tensor.permute(order).contiguous().permute(_inverse(order))
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(dim) for dim in range(len(order))]
+
+
+def _join(
+    parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int, order: Order
+) -> torch.Tensor:
+    """One concatenation that keeps the parts' order of dimensions in memory, or has its own."""
     whole = list(parts)
-    order = _outer_first(whole[0])
+    order = _outer_first(whole[0]) if order is None else order
     joined = torch.cat([part.permute(order) for part in whole], order.index(dim % len(order)))
-    return joined.permute([order.index(d) for d in range(len(order))])
+    return joined.permute(_inverse(order))
 
 
-def _fill(parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int) -> torch.Tensor:
+def _fill(
+    parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int, order: Order
+) -> torch.Tensor:
     """The same, but each part is let go of before the next one is made."""
     part = next(parts)
-    order = _outer_first(part)
+    order = _outer_first(part) if order is None else order
     shape = list(part.shape)
     shape[dim] = sum(sizes)
     whole = part.new_empty([shape[d] for d in order])
-    whole = whole.permute([order.index(d) for d in range(len(order))])
+    whole = whole.permute(_inverse(order))
     places = iter(whole.split_with_sizes(sizes, dim))
     next(places).copy_(part)
     for place in places:

@@ -37,6 +37,12 @@ def enabled() -> frozenset[Backend]:
     return frozenset(allowed)
 
 
+def capability(tensor: torch.Tensor) -> tuple[int, int]:
+    """The compute capability of the GPU that the tensor is on."""
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return major, minor
+
+
 def choice(arguments: Arguments) -> Choice:
     """What torch would do with these CUDA tensors, after autocast."""
     query, key, value, mask, options = arguments

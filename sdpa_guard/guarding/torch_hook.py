@@ -102,7 +102,8 @@ def _register(key: str) -> None:
         site = call_site()
         message = (
             f"another library has its own attention kernel for {key}, so sdpa_guard sees only "
-            f"direct calls there: none inside modules, recompute or backward. torch says: {refusal}"
+            "direct calls there, not those inside modules, recompute or backward. torch says: "
+            f"{refusal}"
         )
         warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
         return

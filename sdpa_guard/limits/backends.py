@@ -24,7 +24,12 @@ _HALF = (torch.float16, torch.bfloat16)
 _GQA_FLASH = Release(2, 5)
 _GQA_EFFICIENT = Release(2, 14)
 _CUDNN_BY_DEFAULT = Release(2, 5)
+_CUDNN_NO_LENGTH_ONE = Release(2, 6)
 _CUDNN_ONE_QUERY = Release(2, 9)
+_CUDNN_GRID = Release(2, 13)
+_MASK_OR_CAUSAL = Release(2, 14)
+_FLASH_GRID = Release(2, 15)
+_GRID = 65535
 
 
 def torchs_name(backend: Backend) -> str:
@@ -38,7 +43,7 @@ def takes(backend: Backend, call: Call, release: Release) -> bool:
     From ``can_use_flash_attention`` and its siblings in torch's sdp_utils.cpp. What depends on the
     GPU's architecture counts as met.
     """
-    if call.is_causal and call.mask_row_stride is not None:
+    if call.is_causal and call.mask is not None and release >= _MASK_OR_CAUSAL:
         return False
     if backend == FLASH:
         return _flash_takes(call, release)
@@ -46,7 +51,9 @@ def takes(backend: Backend, call: Call, release: Release) -> bool:
 
 
 def _flash_takes(call: Call, release: Release) -> bool:
-    if call.mask_row_stride is not None or not _has_dtype(call, _HALF):
+    if call.mask is not None or not _has_dtype(call, _HALF):
+        return False
+    if release >= _FLASH_GRID and (call.batch > _GRID or call.heads > _GRID):
         return False
     if call.head_dim != call.value_dim or call.head_dim > 256:
         return False
@@ -60,17 +67,23 @@ def _efficient_takes(call: Call, release: Release) -> bool:
         return False
     if call.heads != call.kv_heads and release < _GQA_EFFICIENT:
         return False
-    aligned = 4 if call.dtype is torch.float32 else 8
+    # Only the kernels for bfloat16 want the same alignment on every GPU that has them.
+    aligned = 8 if call.dtype is torch.bfloat16 else 1
     return _stands_in(call) or (call.head_dim % aligned == 0 and call.value_dim % aligned == 0)
 
 
 def _cudnn_takes(call: Call, release: Release) -> bool:
     if release < _CUDNN_BY_DEFAULT or not _has_dtype(call, _HALF):
         return False
-    if call.mask_requires_grad or call.seq_k == 1:
+    if call.mask_requires_grad:
         return False
-    if call.seq_q == 1 and (call.dropout_p or release < _CUDNN_ONE_QUERY):
+    if release >= _CUDNN_GRID and (call.batch > _GRID or call.heads > _GRID):
         return False
+    if release >= _CUDNN_NO_LENGTH_ONE:
+        if call.seq_k == 1:
+            return False
+        if call.seq_q == 1 and (call.dropout_p or release < _CUDNN_ONE_QUERY):
+            return False
     if call.head_dim > 256 or call.value_dim > 256:
         return False
     return _stands_in(call) or (call.head_dim % 8 == 0 and call.value_dim % 8 == 0)

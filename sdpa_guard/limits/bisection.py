@@ -9,7 +9,7 @@ def largest(fits: Callable[[int], bool], fitting: int, beyond: int) -> int:
     """The largest number that fits.
 
     Args:
-        fits: says it of a number; of all that are larger than one that does not fit, none does.
+        fits: whether a number fits; those larger than one that does not fit do not fit either.
         fitting: a number that fits.
         beyond: a larger one that does not.
     """

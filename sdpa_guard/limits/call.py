@@ -7,22 +7,31 @@ from typing import Final, Literal, NamedTuple, Optional
 
 import torch
 
+from .mask import BiasStrides, Mask
+
 Axis = Literal["batch", "heads", "rows"]
+#: The tensors that a copy can cure.
+Copied = Literal["query", "key", "value"]
 
 BATCH: Final = "batch"
 HEADS: Final = "heads"
 ROWS: Final = "rows"
 #: The axes that a call can be split along, in the order in which they are tried.
 AXES: tuple[Axis, ...] = (BATCH, HEADS, ROWS)
-#: Not an axis: the plan that copies key and value into contiguous memory.
+#: Not an axis: the plan that copies some of query, key and value into contiguous memory.
 CONTIGUOUS: Final = "contiguous"
+TENSORS: tuple[Copied, ...] = ("query", "key", "value")
+
+_DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
 
 
 class Strides(NamedTuple):
-    """Elements between two heads and between two rows of a (batch, heads, length, dim) tensor."""
+    """Elements between two heads, two rows and two batch entries of a tensor (batch, heads,
+    length, dim)."""
 
     head: int
     row: int
+    batch: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,49 +59,99 @@ class Call:
     query_strides: Strides
     key_strides: Strides
     value_strides: Strides
-    #: None without a mask; 0 where the mask is broadcast over the query rows.
-    mask_row_stride: Optional[int] = None
-    mask_requires_grad: bool = False
+    mask: Optional[Mask] = None
+    #: Those of query, key and value that want a gradient and have a stride of 0.
+    expanded_grads: frozenset[Copied] = frozenset()
+    #: Of the inputs, only the mask wants a gradient.
+    only_mask_grad: bool = False
     #: How many calls ``torch.vmap`` folds into the batch of this one; ``batch`` includes them.
     lanes: int = 1
-    #: Key and value are one head, expanded (stride 0) over all heads.
-    expanded_kv: bool = False
+    #: torch.compile or torch.export traces it.
+    is_traced: bool = False
 
-    def units(self, axis: Axis) -> int:
-        """How many indivisible pieces the axis has: batch entries, key/value groups, query rows."""
+    @property
+    def bias(self) -> BiasStrides:
+        """The strides of what the efficient kernel reads of the mask; 0 without one."""
+        return _NO_BIAS if self.mask is None else self.mask.bias(self.heads, self.seq_q)
+
+    @property
+    def mask_row_stride(self) -> int:
+        """Elements between two rows of that; 0 without a mask, and where it is broadcast."""
+        return self.bias.row
+
+    @property
+    def mask_requires_grad(self) -> bool:
+        return self.mask is not None and self.mask.requires_grad
+
+    @property
+    def saves_sums(self) -> bool:
+        """Whether the forward writes each row's sum for the backward; not for a mask's sake."""
+        return self.needs_backward and not self.only_mask_grad
+
+    @property
+    def group(self) -> int:
+        """The query heads of one key/value head."""
+        return self.heads // self.kv_heads
+
+    def strides(self, tensor: Copied) -> Strides:
+        strides: Strides = getattr(self, f"{tensor}_strides")
+        return strides
+
+    def length(self, axis: Axis) -> int:
+        """Batch entries of one lane, query heads, or query rows."""
         if axis == BATCH:
             return self.batch // self.lanes
-        return self.kv_heads if axis == HEADS else self.seq_q
+        return self.heads if axis == HEADS else self.seq_q
 
-    def unit(self, axis: Axis) -> int:
-        """The length of one such piece as the caller counts it: a group is several query heads."""
-        return self.heads // self.kv_heads if axis == HEADS else 1
+    def take(self, axis: Axis, length: int) -> Call:
+        """The call on a part of the axis. Slices keep their parent's strides.
 
-    def least(self, axis: Axis) -> int:
-        """The fewest pieces that a chunk along the axis is made of."""
-        # One row on an expanded head is another kernel's path, with a limit of its own (E12).
-        avoids_one_row = axis == ROWS and self.expanded_kv and not self.needs_backward
-        return min(2, self.seq_q) if avoids_one_row else 1
-
-    def take(self, axis: Axis, units: int) -> Call:
-        """The call on ``units`` pieces of the axis. Slices keep their parent's strides."""
+        So many query heads are whole groups, or some heads of one group with its key/value head.
+        """
+        mask = None if self.mask is None else self.mask.cut(_DIM[axis], length)
         if axis == BATCH:
-            return dataclasses.replace(self, batch=units * self.lanes)
+            return dataclasses.replace(self, batch=length * self.lanes, mask=mask)
         if axis == HEADS:
-            return dataclasses.replace(self, heads=units * self.unit(HEADS), kv_heads=units)
-        return dataclasses.replace(self, seq_q=units)
+            kv_heads = max(1, length // self.group)
+            return dataclasses.replace(self, heads=length, kv_heads=kv_heads, mask=mask)
+        return dataclasses.replace(self, seq_q=length, mask=mask)
 
-    def with_contiguous_kv(self) -> Call:
-        """The call after key and value are copied into contiguous memory."""
-        return dataclasses.replace(
-            self,
-            key_strides=contiguous(self.seq_k, self.head_dim),
-            value_strides=contiguous(self.seq_k, self.value_dim),
-            expanded_kv=False,
+    def shape(self, tensor: Copied) -> tuple[int, int, int, int]:
+        """(batch, heads, length, dim), the batch of one lane."""
+        batch = self.batch // self.lanes
+        if tensor == "query":
+            return batch, self.heads, self.seq_q, self.head_dim
+        dim = self.head_dim if tensor == "key" else self.value_dim
+        return batch, self.kv_heads, self.seq_k, dim
+
+    def is_contiguous(self, tensor: Copied) -> bool:
+        """As torch has it: the strides of dimensions of size one do not matter."""
+        batch, heads, length, _ = shape = self.shape(tensor)
+        strides, dense = self.strides(tensor), contiguous(*shape)
+        return (
+            (length == 1 or strides.row == dense.row)
+            and (heads == 1 or strides.head == dense.head)
+            and (batch == 1 or strides.batch == dense.batch)
         )
+
+    def with_copies(self, tensors: tuple[Copied, ...]) -> Call:
+        """The call after these are made contiguous, which leaves those alone that are."""
+        strides = {
+            f"{tensor}_strides": contiguous(*self.shape(tensor))
+            for tensor in tensors
+            if not self.is_contiguous(tensor)
+        }
+        expanded = frozenset([t for t in self.expanded_grads if t not in tensors])
+        return dataclasses.replace(self, expanded_grads=expanded, **strides)  # type: ignore[arg-type]
 
     def with_numbers(self) -> Call:
         """The call with plain numbers for symbolic sizes: a split is traced for one shape."""
+        mask = self.mask
+        if mask is not None:
+            mask = mask._replace(
+                shape=tuple([int(size) for size in mask.shape]),
+                strides=tuple([int(stride) for stride in mask.strides]),
+            )
         return dataclasses.replace(
             self,
             batch=int(self.batch),
@@ -102,12 +161,16 @@ class Call:
             seq_k=int(self.seq_k),
             head_dim=int(self.head_dim),
             value_dim=int(self.value_dim),
+            query_strides=_numbers(self.query_strides),
+            key_strides=_numbers(self.key_strides),
+            value_strides=_numbers(self.value_strides),
+            mask=mask,
         )
 
     def __str__(self) -> str:
         kv = f" kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
         seq_k = f" seq_k={self.seq_k}" if self.seq_k != self.seq_q else ""
-        mask = "" if self.mask_row_stride is None else " mask"
+        mask = "" if self.mask is None else " mask"
         dropout = f" dropout={self.dropout_p:g}" if self.dropout_p else ""
         causal = " causal" if self.is_causal else ""
         dtype = str(self.dtype).replace("torch.", "")
@@ -124,19 +187,23 @@ def call_of_sizes(
     seq_k: int,
     kv_heads: int,
     dtype: torch.dtype = torch.bfloat16,
-    mask: bool = False,
-    mask_requires_grad: bool = False,
+    mask: Optional[Mask] = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     needs_backward: bool = True,
-    kv_strides: Optional[Strides] = None,
+    query_strides: Optional[Strides] = None,
+    key_strides: Optional[Strides] = None,
+    value_strides: Optional[Strides] = None,
 ) -> Call:
-    """The facts of a CUDA call of these sizes.
-
-    The query is contiguous, and so are key and value unless ``kv_strides`` says how they lie; a
-    mask has seq_q rows and seq_k columns and is broadcast over batch and heads.
-    """
-    keys = contiguous(seq_k, head_dim) if kv_strides is None else kv_strides
+    """The facts of a CUDA call of these sizes; what has no strides given is contiguous."""
+    query = (batch, heads, seq_q)
+    keys = (batch, kv_heads, seq_k)
+    strides = {
+        "query": query_strides or contiguous(*query, head_dim),
+        "key": key_strides or contiguous(*keys, head_dim),
+        "value": value_strides or contiguous(*keys, head_dim),
+    }
+    expanded = {t for t in TENSORS if is_expanded(query if t == "query" else keys, strides[t])}
     return Call(
         batch=batch,
         heads=heads,
@@ -150,37 +217,28 @@ def call_of_sizes(
         dropout_p=dropout_p,
         is_causal=is_causal,
         needs_backward=needs_backward,
-        query_strides=contiguous(seq_q, head_dim),
-        key_strides=keys,
-        value_strides=keys,
-        mask_row_stride=mask_row_stride(seq_q, seq_k) if mask else None,
-        mask_requires_grad=mask_requires_grad,
-        expanded_kv=heads > 1 and keys.head == 0,
+        query_strides=strides["query"],
+        key_strides=strides["key"],
+        value_strides=strides["value"],
+        mask=mask,
+        expanded_grads=frozenset(expanded if needs_backward else ()),
     )
 
 
-def contiguous(length: int, dim: int) -> Strides:
+def contiguous(batch: int, heads: int, length: int, dim: int) -> Strides:
     """The strides of a contiguous (batch, heads, length, dim) tensor."""
-    return Strides(head=length * dim, row=dim)
+    return Strides(head=length * dim, row=dim, batch=heads * length * dim)
 
 
-def mask_row_stride(rows: int, seq_k: int, given: Optional[int] = None) -> int:
-    """Elements between two rows of the bias that the efficient kernel is given.
-
-    torch makes a new tensor of a mask whose rows are not aligned to 8 elements, with the rows
-    padded (https://github.com/pytorch/pytorch/issues/147585: 46344 needs no padding).
-
-    Args:
-        rows: of the mask; a single one is broadcast over the query rows.
-        seq_k: the columns that the kernel reads.
-        given: the row stride of the mask as it is; not given, torch makes a new tensor of it.
-    """
-    if rows == 1:
-        return 0
-    row = seq_k if given is None else given
-    return row if row % 8 == 0 else padded_mask_row(seq_k)
+def is_expanded(sizes: tuple[int, int, int], strides: Strides) -> bool:
+    """Whether several batch entries, heads or rows share their memory."""
+    batch, heads, length = sizes
+    by_batch = batch > 1 and strides.batch == 0
+    return by_batch or (heads > 1 and strides.head == 0) or (length > 1 and strides.row == 0)
 
 
-def padded_mask_row(seq_k: int) -> int:
-    """The row of a mask of seq_k columns after torch's padding to 8 elements."""
-    return seq_k if seq_k % 8 == 0 else seq_k + 8 - seq_k % 8
+_NO_BIAS = BiasStrides(0, 0)
+
+
+def _numbers(strides: Strides) -> Strides:
+    return Strides(int(strides.head), int(strides.row), int(strides.batch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any, Optional, SupportsIndex
+from typing import Any, Optional, SupportsIndex, Union
 
 import torch
 
@@ -14,11 +14,13 @@ from .backends import BACKENDS, Backend, takes
 from .bisection import largest
 from .call import Call, call_of_sizes
 from .findings import Finding, examine, exceeded
-from .limit import Limit
+from .layouts import Layout, Sizes, StridesByName, lay_out
+from .limit import Limit, on_gpu
+from .mask import plain_mask
 from .plan import Plan
 from .planning import cure
 from .registry import LIMITS
-from .releases import RELEASES, RUNNING_TORCH, Release, in_words, parse_release
+from .releases import RELEASES, RUNNING_TORCH, Release, name_of, parse_release
 from .text_table import fill, render
 
 #: The largest size that ``check`` takes: no tensor has one as large.
@@ -81,8 +83,11 @@ class Verdict:
         elif self.plan is None:
             outcome = "is over a limit, and no split cures it"
         else:
-            outcome = f"must be split: {self.plan}"
-        sentence = f"{self.call} on {in_words(self.releases)} {outcome}"
+            copied = len(self.plan) == 1
+            outcome = f"{'needs a copy' if copied else 'must be split'}: {self.plan}"
+            uncured = [f.limit.id for f in self.findings if f.over and not f.limit.cures]
+            outcome += f"; nothing cures {', '.join(uncured)}" if uncured else ""
+        sentence = f"{self.call} on {name_of(self.releases)} {outcome}"
         if not self.findings:
             return fill(f"{sentence}; {self._no_findings()}")
         rows = [
@@ -123,13 +128,15 @@ def check(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     requires_grad: bool = True,
+    layout: Union[Layout, StridesByName] = "bhsd",
     backends: Sequence[Backend] = BACKENDS,
     torch_version: Optional[str] = None,
+    capability: Optional[tuple[int, int]] = None,
 ) -> Verdict:
     """Judge one attention call by its shape; no tensor is made.
 
     Args:
-        batch, heads, seq_q, head_dim: the query's shape, in elements; it is contiguous.
+        batch, heads, seq_q, head_dim: the query's shape, in elements.
         seq_k: the key length; ``seq_q`` unless given.
         kv_heads: key/value heads, for grouped-query attention; ``heads`` unless given.
         dtype: what the kernel is given, so after autocast.
@@ -138,8 +145,12 @@ def check(
         dropout_p: the probability with which a weight is dropped.
         is_causal: each query row sees the keys up to its own place.
         requires_grad: a backward follows.
+        layout: how query, key and value lie in memory: "bhsd" (contiguous), "bshd", "sbhd",
+            "packed-qkv", "packed-sbhd", "expanded-kv", or for any of "query", "key", "value" its
+            strides (batch, head, row) in elements.
         backends: those that could take the call, of "flash", "efficient", "cudnn".
         torch_version: a release such as "2.9.0"; None is the installed one, "any" every supported.
+        capability: the GPU's compute capability, such as (9, 0), for limits that only some have.
 
     Returns:
         What was found: ``ok``, ``findings``, ``plan``; ``print`` it for a table.
@@ -176,6 +187,9 @@ def check(
     if mask_requires_grad and not mask:
         raise ValueError("mask_requires_grad must be False without a mask")
     backends = check_names("backends", backends, BACKENDS)
+    strides = lay_out(
+        layout, Sizes(batch, heads, seq_q, head_dim), Sizes(batch, kv_heads, seq_k, head_dim)
+    )
     call = call_of_sizes(
         batch,
         heads,
@@ -184,25 +198,37 @@ def check(
         seq_k=seq_k,
         kv_heads=kv_heads,
         dtype=dtype,
-        mask=mask,
-        mask_requires_grad=mask_requires_grad,
+        mask=plain_mask(seq_q, seq_k, mask_requires_grad) if mask else None,
         dropout_p=dropout_p,
         is_causal=is_causal,
         needs_backward=requires_grad or mask_requires_grad,
+        query_strides=strides.query,
+        key_strides=strides.key,
+        value_strides=strides.value,
     )
-    return judge(call, backends, _releases(torch_version))
+    if not requires_grad:
+        call = dataclasses.replace(
+            call, only_mask_grad=mask_requires_grad, expanded_grads=frozenset()
+        )
+    return judge(call, backends, _releases(torch_version), capability)
 
 
-def judge(call: Call, backends: tuple[Backend, ...], releases: tuple[Release, ...]) -> Verdict:
+def judge(
+    call: Call,
+    backends: tuple[Backend, ...],
+    releases: tuple[Release, ...],
+    capability: Optional[tuple[int, int]] = None,
+) -> Verdict:
     """The verdict on a call's facts."""
-    judged = tuple(limit for limit in LIMITS if limit.backend in backends)
+    judged = tuple(limit for limit in on_gpu(LIMITS, capability) if limit.backend in backends)
     findings = sorted(examine(call, judged, releases), key=lambda f: -f.ratio)
     plan = cure(call, judged, releases) if any(f.over for f in findings) else None
     return Verdict(call, releases, tuple(findings), plan, judged, backends)
 
 
 def largest_batch(verdict: Verdict) -> Optional[int]:
-    """The largest batch with which the call fits as it is; None where none does, or any."""
+    """The largest batch with which the call fits as it is; None where one entry is
+    over a limit already, or no batch is."""
 
     def fits(batch: int) -> bool:
         call = dataclasses.replace(verdict.call, batch=batch)

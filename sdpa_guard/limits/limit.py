@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Callable, Final, Literal
+from collections.abc import Iterable
+from typing import Callable, Final, Literal, Optional
 
 from packaging.specifiers import SpecifierSet
 
@@ -47,13 +48,14 @@ class Limit:
     backend: Backend
     #: A backward bound needs a backward to matter.
     pass_: Pass
-    #: What is counted, as an expression in Python.
+    #: What is counted: an expression in Python, or a description where that would take a page.
     formula: str
     #: The same of a call: a whole number.
     counted: Callable[[Call], int]
     #: The largest safe count.
     bound: int
-    #: The axes whose split lowers the count, and "contiguous" where a copy of key and value does.
+    #: The axes whose split lowers the count, and "contiguous" where a copy of query, key or value
+    #: does; empty where neither helps.
     cures: tuple[Cure, ...]
     #: The torch releases that have it.
     versions: SpecifierSet
@@ -63,6 +65,8 @@ class Limit:
     evidence: tuple[str, ...]
     #: Where that can be read.
     source: str
+    #: The compute capability of the only GPUs that have it; None: all have it.
+    capability: Optional[tuple[int, int]] = None
     _affected: tuple[Release, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
@@ -84,6 +88,11 @@ class Limit:
 
     def __str__(self) -> str:
         return f"{self.id} ({self.name})"
+
+
+def on_gpu(limits: Iterable[Limit], capability: Optional[tuple[int, int]]) -> tuple[Limit, ...]:
+    """The limits that a GPU of that compute capability has; None: those that all GPUs have."""
+    return tuple([limit for limit in limits if limit.capability in (None, capability)])
 
 
 @functools.cache

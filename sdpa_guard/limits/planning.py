@@ -1,147 +1,178 @@
-"""The split of one call: the fewest balanced chunks that bring every applying limit inside."""
+"""The plan for a call: the fewest balanced chunks that bring every limit inside.
+
+A plan is looked for among the limits that the whole call is over, whose counts shrink with the
+chunk, and then judged: every distinct chunk of it against every limit. Not all limits shrink with
+the chunk: a block of one row (E12) can appear in a chunk only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Callable, Optional
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Optional
 
 from .bisection import largest
-from .call import AXES, BATCH, CONTIGUOUS, ROWS, Axis, Call
+from .call import AXES, BATCH, CONTIGUOUS, ROWS, TENSORS, Axis, Call, Copied
+from .cuts import Cuts, cuts_of
 from .findings import exceeded
 from .limit import Limit
-from .plan import Plan, balanced
+from .plan import Plan, chunks, copy
 from .releases import Release
-
-#: The largest count of a call as a share of its bound; of no interest where it is not over 1.
-Load = Callable[[Call], float]
-#: The axes along which a split lowers what a call is over.
-Cures = Callable[[Call], frozenset[str]]
 
 #: A plan of more calls is refused: their launches alone would take longer than anybody waits.
 _MOST_CALLS = 2**20
+#: Calls that are held against the limits in one search, some ten microseconds each; a search that
+#: needs more ends with the best plan it has.
+_MOST_LOOKS = 1200
+#: How many further numbers of row chunks are tried where a plan fails its judgement.
+_MOST_TRIES = 8
 
 
-def cure(call: Call, limits: Iterable[Limit], releases: tuple[Release, ...]) -> Optional[Plan]:
-    """The plan for a call that is over some of the limits, or None where nothing cures it."""
-    # No chunk is over a limit that neither the whole call nor its contiguous copy is over.
-    copied = call.with_contiguous_kv()
-    in_reach = [
-        limit
-        for limit in limits
-        if limit.counted(call) > limit.bound or limit.counted(copied) > limit.bound
-    ]
+def cure(call: Call, limits: Sequence[Limit], releases: tuple[Release, ...]) -> Optional[Plan]:
+    """The plan for a call that is over some of the limits, or None where nothing cures it.
 
-    def load(chunk: Call) -> float:
-        # torch.compile cannot trace max(..., default=...).
-        return max([0.0, *[finding.ratio for finding in exceeded(chunk, in_reach, releases)]])
-
-    def cures(whole: Call) -> frozenset[str]:
-        over = exceeded(whole, in_reach, releases)
-        return frozenset([cure for finding in over for cure in finding.limit.cures])
-
-    return fewest(call, cures, load)
-
-
-def fewest(call: Call, cures: Cures, load: Load) -> Optional[Plan]:
-    """The plan with the fewest chunks, or None where nothing cures the call.
-
-    Along the batch while one entry fits; else over the axes together, on a tie with more chunks
-    along the earlier axis; with key and value made contiguous only where no split is enough.
-    ``load`` must never grow when a chunk gets smaller.
+    A split alone is preferred, along the batch while one entry fits, else over the axes together;
+    then copies of as few tensors as help, alone or with a split. Limits that nothing cures are
+    left aside, but no chunk may be over one that the call is not over.
     """
-    plan = _split(call, cures, load)
-    if plan is not None:
-        return plan
-    copied = call.with_contiguous_kv()
-    if load(copied) <= 1:
-        return Plan(CONTIGUOUS, ())
-    plan = _split(copied, cures, load)
-    return plan and Plan(CONTIGUOUS, (), plan)
+    return _Search(call, limits, releases).plan()
 
 
-def _split(call: Call, cures: Cures, load: Load) -> Optional[Plan]:
-    lower = cures(call)
-    axes = tuple(axis for axis in AXES if axis in lower and not (axis == ROWS and call.is_causal))
-    if BATCH in axes:
-        chunks = _fewest_along(call, BATCH, load)
-        if chunks is not None:
-            return _nest(call, {BATCH: chunks})
-    counts = _search(call, axes, load, _more_than_any_plan(call))
-    return None if counts is None else _nest(call, counts)
+class _Search:
+    """One search for a plan."""
 
+    def __init__(self, call: Call, limits: Sequence[Limit], releases: tuple[Release, ...]) -> None:
+        self._call = call
+        self._releases = releases
+        #: Those that a plan has to bring inside.
+        self._limits = [
+            limit for limit in limits if limit.cures or limit.counted(call) <= limit.bound
+        ]
+        #: Those of them that the call being split is over.
+        self._over: list[Limit] = []
+        self._looks = 0
 
-def _more_than_any_plan(call: Call) -> int:
-    most = 1
-    for axis in AXES:
-        most *= call.units(axis)
-    return most + 1
-
-
-def _search(
-    call: Call, axes: tuple[Axis, ...], load: Load, limit: int
-) -> Optional[dict[Axis, int]]:
-    """The chunks along each axis, their product the smallest and under ``limit``."""
-    if not axes:
-        return {} if limit > 1 and load(call) <= 1 else None
-    # The last axis is chosen first, so that the rest of the search is left to earlier ones.
-    *earlier, axis = axes
-    least = _least_chunks(call, tuple(earlier), axis, load)
-    if least is None:
+    def plan(self) -> Optional[Plan]:
+        for copies in self._copies():
+            call = self._call.with_copies(copies)
+            self._over = [limit for limit in self._limits if limit.counted(call) > limit.bound]
+            for split in self._splits(call):
+                if self._is_safe(split, call):
+                    return copy(self._call, copies, split) if copies else split
         return None
-    best = None
-    units, chunks = call.units(axis), least
-    while chunks < min(limit, units + 1) and units // chunks >= call.least(axis):
-        size = -(-units // chunks)
-        found = _search(call.take(axis, size), tuple(earlier), load, -(-limit // chunks))
-        if found is not None and _product(found) * chunks < limit:
-            best = {**found, axis: chunks}
-            limit = _product(best)
-        # The next count whose largest chunk is smaller.
-        chunks = units + 1 if size == 1 else -(-units // (size - 1))
-    return best
+
+    def _copies(self) -> Iterator[tuple[Copied, ...]]:
+        """The tensors whose copies leave nothing that only a copy cures, the fewest first."""
+        strided = [tensor for tensor in TENSORS if not self._call.is_contiguous(tensor)]
+        by_stride = [limit for limit in self._limits if limit.cures == (CONTIGUOUS,)]
+        several = [
+            tensors
+            for count in range(len(strided) + 1)
+            for tensors in itertools.combinations(strided, count)
+        ]
+        several.sort(key=lambda some: (len(some), copy(self._call, some, None).copied_bytes))
+        for tensors in several:
+            if not exceeded(self._call.with_copies(tensors), by_stride, self._releases):
+                yield tensors
+
+    def _splits(self, call: Call) -> Iterator[Optional[Plan]]:
+        """Plans to judge, the best first; None is the call as it is."""
+        over = exceeded(call, self._over, self._releases)
+        if not over:
+            yield None
+            return
+        cures = [cure for finding in over for cure in finding.limit.cures]
+        rows = () if call.is_causal else (ROWS,)
+        axes = tuple([axis for axis in AXES if axis in cures and (axis != ROWS or rows)])
+        numbers = self._fewest(call, axes)
+        for _ in range(_MOST_TRIES):
+            if numbers is None or _product(call, numbers) > _MOST_CALLS:
+                return
+            yield _nest(call, numbers)
+            row_cuts = cuts_of(call, ROWS)
+            if ROWS not in numbers or numbers[ROWS] >= row_cuts.most:
+                return
+            numbers = {**numbers, ROWS: numbers[ROWS] + 1}
+
+    def _is_safe(self, plan: Optional[Plan], call: Call) -> bool:
+        return not any(
+            exceeded(chunk, self._limits, self._releases) for chunk in chunks(plan, call)
+        )
+
+    def _load(self, chunk: Call) -> float:
+        """The largest count as a share of its bound; of no interest where it is not over 1."""
+        self._looks += 1
+        over = exceeded(chunk, self._over, self._releases)
+        # torch.compile cannot trace max(..., default=...).
+        return max([0.0, *[finding.ratio for finding in over]])
+
+    def _fewest(self, call: Call, axes: tuple[Axis, ...]) -> Optional[dict[Axis, int]]:
+        """The number of the cut along each axis."""
+        if BATCH in axes:
+            number = self._coarsest(call, cuts_of(call, BATCH))
+            if number is not None:
+                return {BATCH: number}
+        return self._together(call, axes, _MOST_CALLS + 1)
+
+    def _together(
+        self, call: Call, axes: tuple[Axis, ...], limit: int
+    ) -> Optional[dict[Axis, int]]:
+        """The cuts along each axis with the fewest chunks in all, under ``limit``.
+
+        On a tie there are more chunks along the earlier axis.
+        """
+        if not axes:
+            return {} if limit > 1 and self._load(call) <= 1 else None
+        # The last axis is chosen first, so that the rest of the search is left to earlier ones.
+        *earlier, axis = axes
+        cuts = cuts_of(call, axis)
+        number = self._coarsest(_finest(call, earlier), cuts)
+        best = None
+        while number is not None and cuts.chunks(number) < limit and self._looks < _MOST_LOOKS:
+            length, parts = cuts.largest(number), cuts.chunks(number)
+            found = self._together(call.take(axis, length), tuple(earlier), -(-limit // parts))
+            if found is not None and _product(call, found) * parts < limit:
+                best = {**found, axis: number}
+                limit = _product(call, best)
+            # The next cut whose largest chunk is smaller.
+            number = cuts.fewest(length - 1) if length > 1 else None
+        return best
+
+    def _coarsest(self, call: Call, cuts: Cuts) -> Optional[int]:
+        """The coarsest cut along one axis whose largest chunk fits; None where none does."""
+
+        def is_over(number: int) -> bool:
+            return self._load(call.take(cuts.axis, cuts.largest(number))) > 1
+
+        over, fits = 0, cuts.most + 1
+        # Most counts grow with the axis: the largest chunk is near where the load comes down to 1.
+        near = int(call.length(cuts.axis) / max(self._load(call), 1.0))
+        guess = cuts.fewest(max(near, 1))
+        for number in (guess, guess - 1, guess + 1):
+            if over < number < fits:
+                over, fits = (number, fits) if is_over(number) else (over, number)
+        found = largest(is_over, over, fits) + 1
+        return found if found <= cuts.most else None
 
 
-def _least_chunks(call: Call, earlier: tuple[Axis, ...], axis: Axis, load: Load) -> Optional[int]:
-    """The fewest chunks along the axis with which the earlier axes, split wholly, could fit."""
-    for other in earlier:
-        call = call.take(other, 1)
-    return _fewest_along(call, axis, load)
+def _finest(call: Call, axes: Sequence[Axis]) -> Call:
+    """The smallest chunk along these axes."""
+    for axis in axes:
+        call = call.take(axis, 1)
+    return call
 
 
-def _fewest_along(call: Call, axis: Axis, load: Load) -> Optional[int]:
-    """The fewest chunks along one axis whose largest fits; None where the smallest does not."""
-    units, least = call.units(axis), call.least(axis)
-
-    def fits(size: int) -> bool:
-        return load(call.take(axis, size)) <= 1
-
-    fitting, over = least - 1, units + 1
-    # Most counts grow with the axis: the largest chunk is near where the load comes down to 1.
-    near = int(units / max(load(call), 1.0))
-    for size in (near, near + 1, near - 1):
-        if fitting < size < over:
-            fitting, over = (size, over) if fits(size) else (fitting, size)
-    fitting = largest(fits, fitting, over)
-    if fitting < least:
-        return None
-    chunks = -(-units // fitting)
-    return chunks if units // chunks >= least else None
-
-
-def _product(counts: dict[Axis, int]) -> int:
+def _product(call: Call, numbers: dict[Axis, int]) -> int:
     product = 1
-    for count in counts.values():
-        product *= count
+    for axis, number in numbers.items():
+        product *= cuts_of(call, axis).chunks(number)
     return product
 
 
-def _nest(call: Call, counts: dict[Axis, int]) -> Optional[Plan]:
-    """The plan with that many chunks along each axis, the batch outermost; None for too many."""
-    if _product(counts) > _MOST_CALLS:
-        return None
+def _nest(call: Call, numbers: dict[Axis, int]) -> Optional[Plan]:
+    """The plan with these cuts, the batch outermost."""
     plan = None
     for axis in reversed(AXES):
-        chunks = counts.get(axis, 1)
-        if chunks > 1:
-            plan = Plan(axis, balanced(call.units(axis), chunks, call.unit(axis)), plan)
+        if axis in numbers and numbers[axis] > 1:
+            plan = Plan(axis, cuts_of(call, axis).sizes(numbers[axis]), plan)
     return plan

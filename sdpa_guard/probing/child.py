@@ -21,7 +21,7 @@ from ..limits.backends import Backend, torchs_name
 from ..limits.limit import Limit
 from .measurement import OUT_OF_MEMORY, OVERWRITTEN, PASSES
 from .reference import difference
-from .step import Attention, Inputs, Step, in_words, is_out_of_memory, make_inputs, take_step
+from .step import Attention, Inputs, Step, as_text, is_out_of_memory, make_inputs, take_step
 from .trial import Trial
 
 _GIB = 2**30
@@ -49,7 +49,7 @@ def measure(
             with scope, _kernels(trial.entry.backend, device):
                 step = take_step(trial, inputs, attend)
         except RuntimeError as fault:
-            return in_words(fault)
+            return as_text(fault)
         return _verdict(trial, inputs, step)
     except RuntimeError as fault:
         if is_out_of_memory(fault):
@@ -64,7 +64,7 @@ def _verdict(trial: Trial, inputs: Inputs, step: Step) -> str:
 
 
 def _kernels(backend: Backend, device: str) -> contextlib.AbstractContextManager[None]:
-    """Only this backend; the CPU has none of them."""
+    """Only this backend on CUDA; the CPU has other ones."""
     if device != "cuda":
         return contextlib.nullcontext()
     return sdpa_kernel(getattr(SDPBackend, torchs_name(backend)))

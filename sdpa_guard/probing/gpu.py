@@ -29,7 +29,7 @@ def find_gpu(timeout: float = 300, command: Sequence[str] = COMMAND) -> GPU:
     """
     ended = ask({"ask": "gpu"}, timeout, command)
     if ended.answer is None:
-        raise NoGPUError(f"cannot ask for the GPU: {ended.in_words()}")
+        raise NoGPUError(f"cannot ask for the GPU: {ended.as_text()}")
     if not ended.answer:
         raise NoGPUError("there is no CUDA GPU in reach, and probe measures on one")
     return GPU(**ended.answer)

@@ -1,4 +1,4 @@
-"""What a trial can show, in words, and what that tells of the registry."""
+"""The texts for what a trial can show, and what each tells of the registry."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..limits.backends import FLASH
-from ..limits.call import padded_mask_row
-from ..limits.counts import flash_workspace, round_up
+from ..limits.flash_counts import workspace
+from ..limits.tiles import round_up
 from .reference import slice_of
 from .trial import Trial
 
@@ -40,8 +40,8 @@ def _during_step(trial: Trial) -> int:
     if not trial.backward:
         return sums
     if flash:
-        return 2 * sums + flash_workspace(trial.call)
-    mask = trial.batch * trial.heads * trial.seq_q * padded_mask_row(trial.seq_k)
+        return 2 * sums + workspace(trial.call)
+    mask = trial.batch * trial.heads * trial.seq_q * round_up(trial.seq_k, 16)
     masks = mask if trial.mask_requires_grad else 0
     return 2 * sums + masks + _query(trial) + 2 * _keys(trial)
 

@@ -24,7 +24,7 @@ class Row:
     how: str
     #: "fits" or "fails".
     predicted: str
-    #: "passes", or what went wrong, in words.
+    #: "passes", or what went wrong.
     measured: str
 
     @property

@@ -30,7 +30,7 @@ class Ended(NamedTuple):
     #: The last line that it wrote to standard error.
     complaint: str
 
-    def in_words(self) -> str:
+    def as_text(self) -> str:
         if self.status is None:
             return TIMED_OUT
         # A fault can end the process as well, after it has been told; a pass must end in peace.

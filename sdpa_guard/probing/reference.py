@@ -47,7 +47,7 @@ def slice_of(trial: Trial) -> Slice:
 
 
 def difference(trial: Trial, inputs: Inputs, step: Step) -> Optional[str]:
-    """What is wrong with the step, in words."""
+    """What is wrong with the step, as a short text."""
     if trial.dropout_p:
         return _dropped_otherwise(trial, inputs, step)
     size = slice_of(trial)

@@ -33,7 +33,7 @@ def probe(
         saved: what is in it is not measured again, what is measured is added to it at once.
         timeout: the seconds that a process may take.
         command: the program that a child runs; a question in JSON is added.
-        progress: where it is said how far the probe is; standard error, if open, unless given.
+        progress: where the probe writes how far it is; standard error, if open, unless given.
 
     Raises SaveFileError if the save file can no longer be written.
     """
@@ -45,7 +45,7 @@ def probe(
             measured = saved.measured(gpu, trial, how)
             if measured is None:
                 shown.begin(number, f"{trial.limit} {trial} {how}")
-                measured = ask(_question(planned), timeout, command).in_words()
+                measured = ask(_question(planned), timeout, command).as_text()
                 saved.add(gpu, trial, how, measured)
                 shown.end(measured)
             rows.append(Row(trial.limit, str(trial), how, predicted, measured))

@@ -91,7 +91,7 @@ def picked_rows(trial: Trial) -> list[int]:
     return sorted({*range(half), *range(trial.seq_q - half, trial.seq_q)})
 
 
-def in_words(fault: RuntimeError) -> str:
+def as_text(fault: RuntimeError) -> str:
     """What a fault of attention is reported as."""
     if is_out_of_memory(fault):
         return OUT_OF_MEMORY

@@ -8,9 +8,10 @@ from typing import Optional
 import torch
 
 from ..limits.call import Call, Strides, call_of_sizes, contiguous
-from ..limits.counts import round_up
 from ..limits.limit import Limit
+from ..limits.mask import plain_mask
 from ..limits.registry import LIMITS
+from ..limits.tiles import round_up
 
 _BY_ID = {limit.id: limit for limit in LIMITS}
 
@@ -55,6 +56,8 @@ class Trial:
     @property
     def call(self) -> Call:
         """The facts that the limits ask for."""
+        keys = self._key_strides()
+        mask = plain_mask(self.seq_q, self.seq_k, self.mask_requires_grad) if self.mask else None
         return call_of_sizes(
             self.batch,
             self.heads,
@@ -63,32 +66,29 @@ class Trial:
             seq_k=self.seq_k,
             kv_heads=self.kv_heads,
             dtype=getattr(torch, self.dtype),
-            mask=self.mask,
-            mask_requires_grad=self.mask_requires_grad,
+            mask=mask,
             dropout_p=self.dropout_p,
             needs_backward=self.backward,
-            kv_strides=self._key_strides(),
+            key_strides=keys,
+            value_strides=keys,
         )
 
     @property
     def shared_memory(self) -> int:
         """The elements of the memory that strided key and value share."""
-        return self.batch * self._kv_batch_stride()
+        return self.batch * self._key_strides().batch
 
     def kv_strides(self) -> tuple[int, int, int, int]:
         """The strides of key and value, in elements, where they are not contiguous."""
         strides = self._key_strides()
-        return (self._kv_batch_stride(), strides.head, strides.row, 1)
+        return (strides.batch, strides.head, strides.row, 1)
 
     def _key_strides(self) -> Strides:
         if self.kv_head_stride is None or self.kv_row_stride is None:
-            return contiguous(self.seq_k, self.head_dim)
-        return Strides(head=self.kv_head_stride, row=self.kv_row_stride)
-
-    def _kv_batch_stride(self) -> int:
-        strides = self._key_strides()
-        last = (self.kv_heads - 1) * strides.head + (self.seq_k - 1) * strides.row
-        return round_up(last + 2 * self.head_dim, 8)
+            return contiguous(self.batch, self.kv_heads, self.seq_k, self.head_dim)
+        last = (self.kv_heads - 1) * self.kv_head_stride + (self.seq_k - 1) * self.kv_row_stride
+        batch = round_up(last + 2 * self.head_dim, 8)
+        return Strides(head=self.kv_head_stride, row=self.kv_row_stride, batch=batch)
 
     def __str__(self) -> str:
         strides = ""

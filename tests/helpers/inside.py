@@ -12,13 +12,17 @@ from sdpa_guard.cli.command_limits import as_markdown
 from sdpa_guard.cli.main import main
 from sdpa_guard.guarding import run_plan, torch_answers
 from sdpa_guard.guarding.arguments import Arguments, bind, read
+from sdpa_guard.guarding.decision import Answers, Decision, decide
+from sdpa_guard.guarding.options import make_options
+from sdpa_guard.limits import tiles
 from sdpa_guard.limits.backends import takes
 from sdpa_guard.limits.call import Call, Strides, call_of_sizes, contiguous
-from sdpa_guard.limits.counts import padded_head_dim, round_up
 from sdpa_guard.limits.findings import exceeded
+from sdpa_guard.limits.mask import Mask, plain_mask
 from sdpa_guard.limits.plan import Plan
 from sdpa_guard.limits.planning import cure
 from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH, Release
+from sdpa_guard.limits.tiles import padded_head_dim, round_up
 
 #: The modules that a program without a guard must not have imported, and one below the top level.
 MODULE_BELOW = "sdpa_guard.limits.call"
@@ -27,8 +31,11 @@ __all__ = [
     "MODULE_BELOW",
     "RELEASES",
     "RUNNING_TORCH",
+    "Answers",
     "Arguments",
     "Call",
+    "Decision",
+    "Mask",
     "Plan",
     "Release",
     "Strides",
@@ -38,14 +45,18 @@ __all__ = [
     "call_of_sizes",
     "contiguous",
     "cure",
+    "decide",
     "doctor",
     "exceeded",
     "main",
+    "make_options",
     "padded_head_dim",
+    "plain_mask",
     "probe_command",
     "read",
     "round_up",
     "run_plan",
     "takes",
+    "tiles",
     "torch_answers",
 ]

@@ -1,0 +1,75 @@
+"""What the flash limits count: the numbers that FlashAttention computes from a call."""
+
+from __future__ import annotations
+
+from .call import Call
+from .tiles import (
+    flash_backward_rows,
+    flash_forward_keys,
+    flash_split_keys,
+    last_start,
+    padded_head_dim,
+    round_up,
+)
+
+#: A call of more blocks of 64 query rows fills the largest GPU (188 multiprocessors, two blocks
+#: each, to 80%), and the keys are not split.
+_IDLE_BLOCKS = 300
+
+
+def workspace(call: Call) -> int:
+    rows = round_up(call.seq_q, 128)
+    return call.batch * rows * call.heads * padded_head_dim(call.head_dim)
+
+
+def last_entry(call: Call) -> int:
+    rows = round_up(call.seq_q, 128)
+    return (call.batch - 1) * rows * call.heads * padded_head_dim(call.head_dim)
+
+
+def nothing(call: Call) -> int:
+    return 0
+
+
+def batch(call: Call) -> int:
+    return call.batch
+
+
+def grid_heads(call: Call) -> int:
+    # One query row without backward or dropout: the forward moves the group into the rows.
+    folds = call.seq_q == 1 and not call.needs_backward and not call.dropout_p
+    return call.kv_heads if folds else call.heads
+
+
+def row_sums(call: Call) -> int:
+    return (call.batch * call.heads - 1) * call.seq_q
+
+
+def row_sums_before_2_5(call: Call) -> int:
+    return row_sums(call) + last_start(call.seq_q, 64)
+
+
+def padded_row_sums(call: Call) -> int:
+    rows = round_up(call.seq_q, 128)
+    return (call.batch * call.heads - 1) * rows + last_start(call.seq_q, 64)
+
+
+def query_step(call: Call) -> int:
+    steps = [rows for rows in flash_backward_rows(call) if call.seq_q > rows]
+    return max([0, *steps]) * call.query_strides.row
+
+
+def key_step(call: Call) -> int:
+    steps = [keys for keys in flash_forward_keys(call) if call.seq_k > keys]
+    return max([0, *steps]) * max(call.key_strides.row, call.value_strides.row)
+
+
+def split_key_step(call: Call) -> int:
+    keys = flash_split_keys(call)
+    swaps = call.seq_q == 1 and call.heads > call.kv_heads
+    heads, rows = (call.kv_heads, call.group) if swaps else (call.heads, call.seq_q)
+    # Each of two splits or more has to hold two blocks for the kernel to step.
+    splits = call.seq_k > 2 * keys and call.batch * heads * round_up(rows, 64) // 64 <= _IDLE_BLOCKS
+    if call.dropout_p or not splits:
+        return 0
+    return keys * max(call.key_strides.row, call.value_strides.row)
