@@ -7,12 +7,14 @@ import torch
 from .call import Call
 from .tiles import (
     efficient_backward_block,
+    efficient_forward_keys,
     efficient_forward_rows,
     last_start,
     round_up,
 )
 
 _GRID = 65535
+_INT32 = 2**31 - 1
 
 
 def batch(call: Call) -> int:
@@ -67,9 +69,10 @@ def dropout_offsets(call: Call) -> int:
 
 def key_reach(call: Call) -> int:
     # The kernel's number is the last block's start, less than a block before the end.
-    if call.seq_k == 1:
-        return 0
-    return _keys_seen(call) * max(call.key_strides.row, call.value_strides.row)
+    keys = _keys_seen(call)
+    reach = (keys if call.seq_k > 1 else 0) * max(call.key_strides.row, call.value_strides.row)
+    # A single block starts at 0, however far apart its rows are.
+    return reach if keys > efficient_forward_keys(call) else min(reach, _INT32)
 
 
 def head_reach(call: Call) -> int:

@@ -64,6 +64,11 @@ def efficient_forward_rows(call: Call) -> tuple[int, ...]:
     return (64, 32) if dim <= 128 else (32,)
 
 
+def efficient_forward_keys(call: Call) -> int:
+    """Its key block."""
+    return 64 if max(call.head_dim, call.value_dim) <= 64 else 128
+
+
 def efficient_backward_block(call: Call) -> int:
     """The smallest block of rows or keys of the efficient backward that a call can get."""
     small = call.dtype is torch.float32 and max(call.head_dim, call.value_dim) <= 64

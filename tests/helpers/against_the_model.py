@@ -96,6 +96,8 @@ def _smaller_is_inside(limit: Limit, call: Call) -> bool:
         for axis, step in (("batch", 1), ("heads", call.group), ("rows", 128))
     ]
     smaller.append(dataclasses.replace(call, seq_k=max(1, call.seq_k - 256)))
+    # Head dims are padded in steps of up to 64.
+    smaller.append(dataclasses.replace(call, head_dim=max(1, call.head_dim - 64)))
     return any(limit.counted(part) <= limit.bound for part in smaller)
 
 
