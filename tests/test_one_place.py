@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
 import re
 import types
@@ -55,7 +54,7 @@ def calls(draw: st.DrawFn) -> Call:
         key_strides=draw(st.none() | STRIDES),
         value_strides=draw(st.none() | STRIDES),
     )
-    return dataclasses.replace(call, is_traced=draw(st.booleans()))
+    return call
 
 
 def names(call: Call) -> dict[str, object]:
@@ -79,7 +78,7 @@ def names(call: Call) -> dict[str, object]:
         "saves_sums": call.needs_backward and not call.only_mask_grad,
         "dropout": call.dropout_p > 0,
         "is_causal": call.is_causal,
-        "compiled": call.is_traced,
+        "compiled": False,
         "nested": False,
         "expanded_gradient": bool(call.expanded_grads),
         "mask": call.mask is not None,

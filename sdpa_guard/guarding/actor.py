@@ -15,7 +15,7 @@ from ..limits.plan import Plan
 from . import messages, symbolic_sizes, torch_answers
 from .arguments import Arguments, bind, is_compiling, is_fake, is_stand_in, read
 from .call_site import call_site
-from .decision import Answers, Decision, decide
+from .decision import Answers, Decision, decide, limits_of
 from .memory import Memory
 from .options import Options
 from .run_plan import TorchCall, run, samples
@@ -98,10 +98,9 @@ def _plan_of_traced(arguments: Arguments, options: Options) -> Optional[Plan]:
     if call is None:
         return None
     taken = torch_answers.enabled()
-    limits = [limit for limit in options.limits if limit.backend in taken]
-    if not symbolic_sizes.may_compare(call, limits):
-        return None
     answers = Answers(options.releases(real=call.device_type == "cuda"), taken)
+    if not symbolic_sizes.may_compare(call, limits_of(options, answers)):
+        return None
     return _act(decide(options, call, answers), call, answers, options, None)
 
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Optional
 from ..limits.backends import Backend
 from ..limits.call import Call
 from ..limits.findings import Finding, exceeded
-from ..limits.limit import on_gpu
+from ..limits.limit import Limit, on_gpu
 from ..limits.plan import Plan
 from ..limits.planning import cure
 from ..limits.releases import Release
@@ -37,10 +37,18 @@ class Decision(NamedTuple):
     plan: Optional[Plan] = None
 
 
+def limits_of(options: Options, answers: Answers) -> list[Limit]:
+    """The limits that torch's answers leave in question: others are not even counted."""
+    return [
+        limit
+        for limit in on_gpu(options.limits, answers.capability)
+        if limit.backend in answers.backends and any(map(limit.affects, answers.releases))
+    ]
+
+
 def decide(options: Options, call: Call, answers: Answers) -> Decision:
     """Leave, split or refuse: nothing but the arguments decides it, and nothing else happens."""
-    here = on_gpu(options.limits, answers.capability)
-    limits = [limit for limit in here if limit.backend in answers.backends]
+    limits = limits_of(options, answers)
     over = exceeded(call, limits, answers.releases)
     if not over:
         return Decision("leave")

@@ -72,7 +72,8 @@ def key_reach(call: Call) -> int:
     keys = _keys_seen(call)
     reach = (keys if call.seq_k > 1 else 0) * max(call.key_strides.row, call.value_strides.row)
     # A single block starts at 0, however far apart its rows are.
-    return reach if keys > efficient_forward_keys(call) else min(reach, _INT32)
+    one_block = not call.is_traced and keys <= efficient_forward_keys(call)
+    return min(reach, _INT32) if one_block else reach
 
 
 def head_reach(call: Call) -> int:
@@ -82,12 +83,11 @@ def head_reach(call: Call) -> int:
 
 def saved_sums(call: Call) -> int:
     # torch from 2.8 on cuts the batch at 65535 itself; earlier releases cannot launch more (E1).
-    entries = min(call.batch, _GRID)
-    output = (entries - 1) * call.seq_q
+    # A traced program must not be bound to one side of that.
+    entries = call.batch if call.is_traced else min(call.batch, _GRID)
     if not call.saves_sums:
-        return output
-    sums = (entries * call.heads - 1) * round_up(call.seq_q, 32)
-    return max(output, sums + _last_row(call))
+        return (entries - 1) * call.seq_q
+    return (entries * call.heads - 1) * round_up(call.seq_q, 32) + _last_row(call)
 
 
 def largest_stride(call: Call) -> int:
@@ -124,7 +124,9 @@ def one_row_bias(call: Call) -> int:
 def row_offsets(call: Call) -> int:
     block = efficient_backward_block(call)
     query, keys = last_start(call.seq_q, block), last_start(call.seq_k, block)
-    read = min(keys, query) if call.is_causal else keys
+    # torch 2.3 reads up to the end of the last query block.
+    seen = last_start(round_up(call.seq_q, 128), block)
+    read = min(keys, seen) if call.is_causal else keys
     # With causality, the gradients of keys that no query sees are zeroed row by row.
     written = call.seq_k - 1 if call.is_causal and read < keys else keys
     summed = query if call.dtype is torch.float32 else call.seq_q - 1
@@ -153,7 +155,7 @@ def _last_row(call: Call) -> int:
 
 def _keys_seen(call: Call) -> int:
     """The keys that the last query block goes through: causality counts from the top left."""
-    if not call.is_causal:
+    if not call.is_causal or call.is_traced:
         return call.seq_k
     ends = [last_start(call.seq_q, rows) + rows for rows in efficient_forward_rows(call)]
     return min(max(ends), call.seq_k)

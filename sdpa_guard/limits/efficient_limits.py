@@ -204,8 +204,8 @@ LIMITS: tuple[Limit, ...] = (
         name="efficient forward output offset",
         backend=EFFICIENT,
         pass_=FORWARD,
-        formula="max((entries - 1) * seq_q, (entries * heads - 1) * round_up(seq_q, 32) "
-        "+ last_start(seq_q, forward_block) if saves_sums else 0)",
+        formula="(entries * heads - 1) * round_up(seq_q, 32) + last_start(seq_q, forward_block) "
+        "if saves_sums else (entries - 1) * seq_q",
         counted=counts.saved_sums,
         bound=UINT32,
         cures=(BATCH, HEADS, ROWS),
