@@ -37,7 +37,7 @@ class Name(NamedTuple):
         return self.since <= release < self.before
 
 
-#: All of them, in the order of this file.
+#: Those that guarding needs, in the order of this file.
 NAMES: list[Name] = []
 #: Those that the running torch should have and has not.
 MISSING: list[str] = []
@@ -104,7 +104,7 @@ function_modes: Callable[[], int] = _bind("torch._C:_len_torch_function_stack")
 PastFunctionModes: Callable[[], Any] = _bind("torch._C:DisableTorchFunction")
 dispatch_modes: Callable[[], int] = _bind("torch._C:_len_torch_dispatch_stack")
 DispatchMode: Any = _bind("torch.utils._python_dispatch:TorchDispatchMode")
-is_profiling: Callable[[], bool] = _bind("torch._C._autograd:_profiler_enabled")
+is_profiling: Callable[[], bool] = _bind("torch._C:_autograd._profiler_enabled")
 #: The tracer of ``torch.jit.trace``, or None.
 jit_tracer: Callable[[], Optional[object]] = _bind("torch._C:_get_tracing_state")
 key_is_included: Callable[[Any], bool] = _bind("torch._C:_dispatch_tls_is_dispatch_key_included")
@@ -114,14 +114,14 @@ any_autocast: Callable[[], bool] = _bind("torch._C:_is_any_autocast_enabled")
 
 #: The innermost transform that this thread runs under, or None.
 innermost_transform: Callable[[], Optional[object]] = _bind(
-    "torch._C._functorch:peek_interpreter_stack"
+    "torch._C:_functorch.peek_interpreter_stack"
 )
 is_wrapped_by_transform: Callable[[torch.Tensor], bool] = _bind(
-    "torch._C._functorch:is_functorch_wrapped_tensor"
+    "torch._C:_functorch.is_functorch_wrapped_tensor"
 )
-unwrapped: Callable[[torch.Tensor], torch.Tensor] = _bind("torch._C._functorch:get_unwrapped")
-is_batched: Callable[[torch.Tensor], bool] = _bind("torch._C._functorch:is_batchedtensor")
-batch_dim: Callable[[torch.Tensor], int] = _bind("torch._C._functorch:maybe_get_bdim")
+unwrapped: Callable[[torch.Tensor], torch.Tensor] = _bind("torch._C:_functorch.get_unwrapped")
+is_batched: Callable[[torch.Tensor], bool] = _bind("torch._C:_functorch.is_batchedtensor")
+batch_dim: Callable[[torch.Tensor], int] = _bind("torch._C:_functorch.maybe_get_bdim")
 
 # --- Storage that the autograd engine carries to its threads --------------------------------------
 
@@ -134,13 +134,13 @@ stashed: Callable[[str], Any] = _bind("torch._C:_get_obj_in_tls")
 #: ``tracing_context()`` is None unless AOTAutograd or export is tracing.
 tracing_context: Callable[[], Optional[object]] = _bind("torch._guards:TracingContext.try_get")
 #: Sets the callback with which dynamo looks at new frames; returns the one before.
-set_frame_callback: Callable[[Any], Any] = _bind("torch._C._dynamo.eval_frame:set_eval_frame")
-_skip_code: Any = _bind("torch._C._dynamo.eval_frame:skip_code", before=Release(2, 7))
+set_frame_callback: Callable[[Any], Any] = _bind("torch._C:_dynamo.eval_frame.set_eval_frame")
+_skip_code: Any = _bind("torch._C:_dynamo.eval_frame.skip_code", before=Release(2, 7))
 _set_strategy: Any = _bind(
-    "torch._C._dynamo.eval_frame:set_code_exec_strategy", since=Release(2, 7)
+    "torch._C:_dynamo.eval_frame.set_code_exec_strategy", since=Release(2, 7)
 )
-_FrameAction: Any = _bind("torch._C._dynamo.eval_frame:_FrameAction", since=Release(2, 7))
-_Strategy: Any = _bind("torch._C._dynamo.eval_frame:_FrameExecStrategy", since=Release(2, 7))
+_FrameAction: Any = _bind("torch._C:_dynamo.eval_frame._FrameAction", since=Release(2, 7))
+_Strategy: Any = _bind("torch._C:_dynamo.eval_frame._FrameExecStrategy", since=Release(2, 7))
 #: The settings of torch.compile's caches; their key can carry a tag.
 _compiler_config: Any = getattr(torch.compiler, "config", None)
 cache_settings: Any = _compiler_config if hasattr(_compiler_config, "cache_key_tag") else None

@@ -297,6 +297,31 @@ def test_an_exported_batch_stays_as_open_as_it_was(strict, door):
     assert max(size.upper for size in program.range_constraints.values()) > 65535
 
 
+class AttendAs(torch.nn.Module):
+    """Attention of one kind of call."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        key = x[:, :1].expand(-1, x.shape[1], -1, -1) if self.kind == "one key/value head" else x
+        mask = torch.zeros(x.shape[2], x.shape[2]) if self.kind == "masked" else None
+        causal = self.kind == "causal"
+        return F.scaled_dot_product_attention(x, key, key, mask, is_causal=causal)
+
+
+@pytest.mark.skipif(not CAN_ASK, reason="torch before 2.7 cannot be asked about such sizes")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", ["plain", "causal", "one key/value head", "masked"])
+def test_an_exported_length_stays_open(kind, door):
+    open_sizes = ({0: torch.export.Dim("batch"), 2: torch.export.Dim("length")},)
+    with real_limits(door):
+        program = torch.export.export(AttendAs(kind), (query(),), dynamic_shapes=open_sizes)
+    longer = torch.randn(9, 2, 130, 8)
+    torch.testing.assert_close(program.module()(longer), AttendAs(kind)(longer))
+
+
 @pytest.mark.skipif(not CAN_ASK, reason="torch before 2.7 cannot be asked about such sizes")
 @pytest.mark.parametrize("door", DOORS)
 def test_sizes_that_only_the_data_tell_are_left_alone(door):

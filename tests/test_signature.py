@@ -68,6 +68,11 @@ META_BF16 = META.bfloat16()
 
 
 #: A limit that is lowered to a bound; a call inside of it, and one over it that looks like it.
+def one_head(requires_grad: bool) -> torch.Tensor:
+    batch, _, length, dim = Q.shape
+    return torch.ones(batch, 1, length, dim, requires_grad=requires_grad).expand_as(Q)
+
+
 LOOKALIKES: dict[str, tuple[str, int, Callable[[], object], Callable[[], object]]] = {
     "value's shape": (  # flash refuses a value that is narrower than the query
         "F2b",
@@ -104,6 +109,12 @@ LOOKALIKES: dict[str, tuple[str, int, Callable[[], object], Callable[[], object]
         2,
         lambda: scaled_dot_product_attention(Q, Q, Q, MASK),
         lambda: scaled_dot_product_attention(Q, Q, Q, MASK.clone().requires_grad_()),
+    ),
+    "which tensor wants a gradient": (
+        "E3b",
+        2,
+        lambda: scaled_dot_product_attention(Q, one_head(False), one_head(False)),
+        lambda: scaled_dot_product_attention(Q, one_head(True), one_head(False)),
     ),
     "strides of the key": (
         "E8",

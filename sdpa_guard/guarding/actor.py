@@ -148,7 +148,8 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
         if others <= answers.backends:
             break
         answers = answers._replace(backends=answers.backends | others)
-        decision = memory.decide(call, answers)
+        # The call itself is over what it was over before.
+        decision = memory.decide(call, answers)._replace(over=decision.over)
     return _Outcome(_act(decision, call, answers, memory.options, memory))
 
 

@@ -8,9 +8,10 @@ from typing import Callable, Optional
 import torch
 
 from .. import torch_private
-from ..limits.backends import BY_TORCHS_NUMBER, FLASH
+from ..limits.backends import FLASH
 from ..limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
 from ..limits.plan import Plan
+from . import torch_answers
 from .arguments import Arguments, is_compiling
 
 TorchCall = Callable[..., torch.Tensor]
@@ -40,8 +41,9 @@ def copied(plan: Plan, arguments: Arguments) -> Arguments:
 
 
 def samples(plan: Optional[Plan], arguments: Arguments) -> Iterator[Arguments]:
-    """Views of chunks of every size and alignment: of each level the first, second and last.
+    """Views of chunks of every size and alignment.
 
+    They are the first, the second, the smallest and the last of each level.
     Nothing is copied for them, so a chunk of a copy has the strides of the original.
     """
     if plan is None:
@@ -118,16 +120,11 @@ def _order_of_result(plan: Plan, arguments: Arguments) -> Order:
 
     FlashAttention, on CUDA and on the CPU, lays its result out as the query, which may be copied.
     """
-    query, key, value, mask, options = arguments
     if "query" not in plan.copies:
         return None
-    if not is_compiling(query):
-        try:
-            number = torch_private.choose_backend(query, key, value, mask, **options)
-        except RuntimeError:
-            return None  # no backend takes the call; torch says so when it is made
-        if BY_TORCHS_NUMBER[number] != FLASH:
-            return None
+    query = arguments.query
+    if not is_compiling(query) and torch_answers.choice(arguments).backends != {FLASH}:
+        return None
     return _outer_first(query)
 
 

@@ -66,7 +66,7 @@ def all_open() -> Iterator[Memory]:
 class judged_by:  # noqa: N801 - reads as a function
     """While it is entered, the given scope is this thread's innermost one; None: no scope is.
 
-    A call that was judged is made ``with judged_by(NOBODY)``, so that neither an outer guard nor
+    A call that was judged is made ``with judged_by(nobody())``, so that neither an outer guard nor
     our own kernel judges it again. What it calls on its way, in hooks or for a subclass, was not
     judged: our kernel runs it ``with judged_by(scope.outer)``.
     """

@@ -78,11 +78,15 @@ class SDPAGuard(TorchFunctionMode):
 
     @eagerly
     def __enter__(self) -> SDPAGuard:
-        hook = Hook(self._options.device_types)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        hook = Hook(self._options.device_types).__enter__()
         try:
-            self._hooks.append(hook.__enter__())
-            scope.enter(self._memory, hook)
+            super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            hook.__exit__()
+            raise
+        self._hooks.append(hook)
+        scope.enter(self._memory, hook)
+        try:
             compile_caches.key_caches(self._options)
         except BaseException:
             self.__exit__(None, None, None)

@@ -38,7 +38,9 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
             query.__class__,
             key.__class__,
             value.__class__,
-            query.requires_grad or key.requires_grad or value.requires_grad,
+            query.requires_grad,
+            key.requires_grad,
+            value.requires_grad,
             torch.is_grad_enabled(),
         )
         if others or kwargs:

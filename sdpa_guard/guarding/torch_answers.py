@@ -10,7 +10,6 @@ from ..limits.backends import BACKENDS, BY_TORCHS_NUMBER, CUDNN, EFFICIENT, FLAS
 from ..torch_private import choose_backend, constant_while_tracing, flash_implementation
 from .arguments import Arguments
 
-ALL: frozenset[Backend] = frozenset(BACKENDS)
 NONE: frozenset[Backend] = frozenset()
 
 

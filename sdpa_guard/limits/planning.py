@@ -82,8 +82,9 @@ class _Search:
             yield None
             return
         cures = [cure for finding in over for cure in finding.limit.cures]
-        rows = () if call.is_causal else (ROWS,)
-        axes = tuple([axis for axis in AXES if axis in cures and (axis != ROWS or rows)])
+        axes = tuple(
+            [axis for axis in AXES if axis in cures and not (axis == ROWS and call.is_causal)]
+        )
         numbers = self._fewest(call, axes)
         for _ in range(_MOST_TRIES):
             if numbers is None or _product(call, numbers) > _MOST_CALLS:

@@ -39,7 +39,7 @@ def measure(
     ``limits`` are the guard's, the trial's own one unless given; ``attend`` is what is tried.
     Raises what is not the attention's fault: the inputs or the reference could not be made.
     """
-    guard = SDPAGuard(limits=limits or [trial.entry], device_types=(device,))
+    guard = SDPAGuard(limits=[trial.entry] if limits is None else limits, device_types=(device,))
     scope: contextlib.AbstractContextManager[object] = (
         guard if guarded else contextlib.nullcontext()
     )
