@@ -1,6 +1,6 @@
 """Keeps torch's scaled_dot_product_attention inside the limits of its CUDA kernels."""
 
-# First of all: where SDPA_GUARD is set, torch comes back here at the end of its own import.
+# First of all: where SDPA_GUARD is set, torch's import ends by importing this package.
 import torch  # noqa: F401
 
 from .errors import OversizedCallError, SDPAGuardError, SDPAGuardWarning

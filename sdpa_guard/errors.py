@@ -21,7 +21,7 @@ class SDPAGuardWarning(UserWarning):
 
 
 def check_names(argument: str, names: object, allowed: tuple[_Name, ...]) -> tuple[_Name, ...]:
-    """The names as a tuple, each once; an error that says what is allowed unless they all are."""
+    """The names as a tuple, each once; raises where one is not allowed, and says what is."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} must be a tuple of names, not {names!r}")
     names = tuple(dict.fromkeys(names))

@@ -1,9 +1,9 @@
-"""Every private name of torch that this package uses, and every switch by torch's release.
+"""Every private name of torch that this package uses, and every switch by the running release.
 
 When a new torch takes a name away, this is the file to edit. Each name is bound once, as it is, so
-that a call through it costs nothing more. Where one is missing, what is bound in its place says so
-as soon as it is used, and ``need_all`` says it before anything is guarded; ``check``, ``limits``
-and ``doctor`` need none of them.
+that a call through it costs nothing more. A stub stands in for a missing name and raises
+MissingNameError when it is used; ``need_all`` raises it before anything is guarded. ``check``,
+``limits`` and ``doctor`` need no such name.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def _bind(path: str, since: Release = RELEASES[0], before: Release = _NEVER) -> 
 #: SDPA as the dispatcher knows it. This name is public; what hangs on it is not.
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _SDPA = "torch:ops.aten.scaled_dot_product_attention.default"
-#: ``call_at(key, ...)`` runs the kernel of that dispatch key, and none before it.
+#: ``call_at(key, ...)`` runs the kernel of that dispatch key, and skips those before it.
 call_at: Callable[..., Any] = _bind(f"{_SDPA}._op_dk")
-#: Which key's kernel a call goes to: torch.compile dispatches by it, and no registration renews it.
+#: The kernel for each key. torch.compile dispatches by it, and no registration renews it.
 dispatch_cache: dict[Any, Any] = _bind(f"{_SDPA}._dispatch_cache")
 #: The key of torch's own kernel, which chooses a backend.
 COMPOSITE: Any = _bind("torch._C:DispatchKey.CompositeImplicitAutograd")
@@ -166,7 +166,7 @@ def skip_frames_of(code: CodeType) -> None:
 
 
 def constant_while_tracing(function: _Function) -> _Function:
-    """The function, which dynamo calls once while it traces and whose answer it keeps."""
+    """The function, marked: dynamo calls it once while it traces, and keeps the answer."""
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
     return function
 

@@ -297,6 +297,15 @@ def test_an_exported_batch_stays_as_open_as_it_was(strict, door):
     assert max(size.upper for size in program.range_constraints.values()) > 65535
 
 
+def test_another_batch_of_a_transposed_query_is_split_in_one_graph():
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    with guard() as opened:
+        for batch in (5, 6):
+            x = query(batch).transpose(1, 2).contiguous().transpose(1, 2)
+            torch.testing.assert_close(compiled(x), attend(x))
+    assert opened.report.split == 2  # the uncompiled ones
+
+
 class AttendAs(torch.nn.Module):
     """Attention of one kind of call."""
 

@@ -28,6 +28,7 @@ from helpers.lowered import BATCH, BY_ID, CONTIGUOUS, HEADS, NESTED, ROWS, lower
 from helpers.torch_inside import is_view
 from hypothesis import example, given, settings
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdpa_guard import SDPAGuard, SDPAGuardWarning
@@ -393,6 +394,22 @@ def test_a_copy_of_one_tensor_changes_nothing_but_its_strides(copied: str) -> No
         assert split.stride() == whole.stride()
     plan = opened.report.as_dict()["sites"][0]["plan"]
     assert (plan["copies"], plan["inner"]["axis"]) == ([copied], BATCH)
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake"])
+def test_a_copy_of_the_query_keeps_the_results_layout_in_a_graph(tracing_mode: str) -> None:
+    def merged_heads(query: torch.Tensor) -> torch.Tensor:
+        return attend(Arguments(query, query, query, None, {})).transpose(1, 2).view(4, 6, 64)
+
+    query = torch.randn(4, 6, 8, 8).transpose(1, 2)
+    limits = [
+        dataclasses.replace(
+            BY_ID["E4"], counted=lambda call: call.query_strides.row, bound=8, cures=(CONTIGUOUS,)
+        )
+    ]
+    with SDPAGuard(limits=limits, device_types=("cpu",)):
+        graph = make_fx(merged_heads, tracing_mode=tracing_mode)(query)
+    torch.testing.assert_close(graph(query), merged_heads(query))
 
 
 def test_rows_that_were_right_stay_right_where_a_chunk_ends_in_one_row() -> None:

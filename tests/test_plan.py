@@ -192,6 +192,13 @@ def test_a_call_of_any_size_is_refused_a_plan_in_the_end(shape, facts):
     assert check(*shape, torch_version="any", **facts).plan is None
 
 
+def test_no_chunk_goes_to_a_backend_with_a_limit_that_nothing_cures():
+    """cuDNN refuses the whole call for its batch, and would take the chunks (C2)."""
+    facts = {"torch_version": "2.13.0"}
+    assert check(70000, 8, 64, 64, capability=(9, 0), **facts).plan is None
+    assert check(70000, 8, 64, 64, **facts).plan.sizes == (35000, 35000)
+
+
 def test_millions_of_calls_are_no_plan():
     judged = [dataclasses.replace(BY_ID["F2b"], bound=1)]
     assert len(cure(make_call(2**20, 1, 1, 1), judged, RELEASES)) == 2**20

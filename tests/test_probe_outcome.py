@@ -45,7 +45,7 @@ def test_the_outcome_is_a_table_and_json(child):
     assert sum(line.startswith("DIFFERS") for line in lines) == len(outcome.disagreements) == 3
     assert sum(line.startswith("?") for line in lines) == 2
     assert any(line.startswith("skipped") and "F1v" in line for line in lines)
-    assert "6 measured, 3 not as the registry predicts; 2 tell neither, 1 skipped" in text
+    assert "6 measured, 3 not as the registry predicts; 2 inconclusive, 1 skipped" in text
     found = json.loads(json.dumps(outcome.as_dict()))
     assert (found["measured"], found["disagreements"]) == (6, 3)
     assert found["gpu"] == "Paper GPU"

@@ -334,6 +334,14 @@ def test_autocast_counts_as_the_kernel_sees_it():
     assert "bfloat16" in opened.report.as_dict()["sites"][0]["shape"]
 
 
+def test_autocast_makes_a_new_tensor_of_an_expanded_mask():
+    query = torch.empty(1, 1, 70000, 64, device="meta")
+    mask = torch.empty(1, 1, 1, 70000, device="meta").expand(1, 1, 70000, 70000)
+    with cuda_autocast(), SDPAGuard(torch_version="2.9.0") as opened:
+        scaled_dot_product_attention(query, query, query, mask)
+    assert opened.report.as_dict()["sites"][0]["fullest"]["limit"] == "E6"
+
+
 def test_cpu_autocast_gives_the_unguarded_result():
     query = torch.randn(5, 2, 4, 8, requires_grad=True)
     results = []

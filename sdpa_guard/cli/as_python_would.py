@@ -71,7 +71,7 @@ def _run(program: Callable[[], object]) -> None:
 def _show_without_us(error: BaseException) -> None:
     """Show the error as it would be shown without this module, and only once."""
     sys.excepthook(type(error), error.with_traceback(_theirs(error.__traceback__)), None)
-    # Python's own end is still to come, with its exit status and, for Ctrl-C, the signal.
+    # Python still exits afterwards, with its status or, for Ctrl-C, the signal.
     sys.excepthook = lambda *_: None
 
 

@@ -24,11 +24,11 @@ _log = logging.getLogger("sdpa_guard")
 
 
 class _Outcome(NamedTuple):
-    """What is to be done with a call."""
+    """What to do with a call."""
 
-    #: None: it is made as it came.
+    #: The plan to run; None: the call is made as it came.
     plan: Optional[Plan] = None
-    #: The guard judged it; it leaves other calls to whoever else sees them.
+    #: False: the guard does not judge this call and hands it on.
     judged: bool = True
     #: It is inside every bound, whichever backend takes it: such calls can be recognised.
     trusted: bool = False
@@ -68,7 +68,7 @@ def attend(
 def trace(
     make: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> torch.Tensor:
-    """The same in what torch.compile can trace: nothing is asked, remembered, counted or said."""
+    """The same in code that torch.compile traces: asks nothing, counts and warns of nothing."""
     arguments = _bound(args, kwargs)
     plan = None if arguments is None else _plan_of_traced(arguments, options)
     if arguments is None or plan is None:
@@ -80,7 +80,7 @@ def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]
     try:
         return bind(*args, **kwargs)
     except TypeError:
-        return None  # torch says what is wrong with such a call
+        return None  # torch raises its own error for such arguments
 
 
 def _counted(make: TorchCall, memory: Memory) -> TorchCall:
@@ -105,7 +105,7 @@ def _plan_of_traced(arguments: Arguments, options: Options) -> Optional[Plan]:
 
 
 def _judge_safely(arguments: Arguments, memory: Memory) -> _Outcome:
-    """The outcome; a fault of the guard's own leaves the call as it is, with one warning."""
+    """The outcome; an error inside the guard leaves the call as it is, with one warning."""
     try:
         return _judge(arguments, memory)
     except (OversizedCallError, SDPAGuardWarning):
@@ -122,14 +122,14 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
         return _NOT_JUDGED
     report = memory.report
     report.saw()
-    # A call on real tensors in plain eager mode is the only one that torch itself can speak of.
+    # torch can name a backend only for real tensors in plain eager mode.
     real = call.device_type == "cuda" and not is_fake(arguments.query)
     releases = memory.options.releases(real)
     capability = torch_answers.capability(arguments.query) if real else None
     findings = memory.examine(call, releases, capability)
     over = any(finding.over for finding in findings)
     if not over and not report.lists_every_call:
-        # One on stand-ins may be on its way into compiled code, where nothing is counted.
+        # A call on stand-ins may go into compiled code, which counts nothing.
         return _Outcome(trusted=not is_stand_in(arguments.query))
     asks = real and call.lanes == 1
     taken = _taken_by(arguments, memory) if asks else torch_answers.enabled()

@@ -8,7 +8,7 @@ import torch
 
 from .. import torch_private
 from ..limits.call import TENSORS, Call, Copied, Strides, is_expanded
-from ..limits.mask import Mask
+from ..limits.mask import Mask, dense_in_order
 
 # torch.nn.Buffer makes plain tensors, so these two are every ordinary type.
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
@@ -183,24 +183,17 @@ def _dtype_after_autocast(tensor: torch.Tensor) -> torch.dtype:
 def _strides(tensor: torch.Tensor, cast: bool) -> Strides:
     strides = tensor.stride()
     if cast:
-        strides = _dense_strides(tensor.shape, strides)
+        strides = dense_in_order(tuple(tensor.shape), tuple(strides))
     batch = strides[-4] if len(strides) == 4 else tensor.shape[0] * strides[0]
     return Strides(head=strides[-3], row=strides[-2], batch=batch)
-
-
-def _dense_strides(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a copy that keeps the memory order and leaves out the gaps."""
-    dense, step = list(strides), 1
-    for dim in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):
-        dense[dim] = step
-        step *= shape[dim]
-    return tuple(dense)
 
 
 def _mask(mask: torch.Tensor, wants_gradient: bool) -> Mask:
     if mask.dim() == 0:
         return Mask((1,), (1,), mask.dtype is torch.bool, wants_gradient)
     shape, strides = tuple(mask.shape), tuple(mask.stride())
+    if mask.dtype is not torch.bool and _dtype_after_autocast(mask) != mask.dtype:
+        strides = dense_in_order(shape, strides)
     return Mask(shape, strides, mask.dtype is torch.bool, wants_gradient)
 
 

@@ -1,4 +1,4 @@
-"""What torch compiled under other options: it is compiled anew, and not found again."""
+"""Makes torch compile anew what it compiled under other options."""
 
 from __future__ import annotations
 

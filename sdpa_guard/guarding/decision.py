@@ -38,7 +38,7 @@ class Decision(NamedTuple):
 
 
 def limits_of(options: Options, answers: Answers) -> list[Limit]:
-    """The limits that torch's answers leave in question: others are not even counted."""
+    """The limits that can still apply after torch's answers; others are not even counted."""
     return [
         limit
         for limit in on_gpu(options.limits, answers.capability)
@@ -47,7 +47,7 @@ def limits_of(options: Options, answers: Answers) -> list[Limit]:
 
 
 def decide(options: Options, call: Call, answers: Answers) -> Decision:
-    """Leave, split or refuse: nothing but the arguments decides it, and nothing else happens."""
+    """Leave, split or refuse: the arguments alone decide, and nothing else happens."""
     limits = limits_of(options, answers)
     over = exceeded(call, limits, answers.releases)
     if not over:

@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 def eagerly(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """The function, out of dynamo's sight where a program is compiled but this part of it runs."""
+    """The function, which dynamo does not see where it runs eagerly in a compiled program."""
 
     @uncompiled
     def run(*args: Any, **kwargs: Any) -> _Result:
@@ -26,6 +26,6 @@ def eagerly(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def uncompiled(function: _Function) -> _Function:
-    """The function itself, whose frame dynamo compiles no more; it may still trace into it."""
+    """The function itself, whose frame dynamo never compiles; it may still trace into it."""
     torch_private.skip_frames_of(function.__code__)
     return function

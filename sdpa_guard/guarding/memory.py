@@ -77,7 +77,7 @@ class Memory:
         """Warn at the user's line, once for each thing to warn about."""
         if about not in self._warned:
             warnings.warn_explicit(message, SDPAGuardWarning, site.filename, site.lineno)
-            self._warned.add(about)  # not before: a filter may turn each into an error
+            self._warned.add(about)  # only now: a filter may turn the warning into an error
 
     def _examine(
         self,

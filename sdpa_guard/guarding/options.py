@@ -71,6 +71,6 @@ def make_options(
 
 
 def _token(*options: object) -> str:
-    # A limit's function is told by its name: its address is another in each process.
+    # A function counts by its name: its address differs between processes.
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(options))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

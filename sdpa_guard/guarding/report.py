@@ -99,7 +99,7 @@ class Report:
             self._over += 1
 
     def chunk(self) -> None:
-        """Count one of the calls that reach torch in its place."""
+        """Count one chunk."""
         with _lock:
             self.chunks += 1
 

@@ -12,7 +12,7 @@ from ..limits.backends import FLASH
 from ..limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
 from ..limits.plan import Plan
 from . import torch_answers
-from .arguments import Arguments, is_compiling
+from .arguments import Arguments, is_compiling, is_stand_in
 
 TorchCall = Callable[..., torch.Tensor]
 #: The dimensions in their order in memory, the outermost first; None: as the parts have them.
@@ -123,7 +123,9 @@ def _order_of_result(plan: Plan, arguments: Arguments) -> Order:
     if "query" not in plan.copies:
         return None
     query = arguments.query
-    if not is_compiling(query) and torch_answers.choice(arguments).backends != {FLASH}:
+    # torch does not choose for stand-ins as it will for what they stand for.
+    asks = not (is_compiling(query) or is_stand_in(query))
+    if asks and torch_answers.choice(arguments).backends != {FLASH}:
         return None
     return _outer_first(query)
 
@@ -150,7 +152,7 @@ def _join(
 def _fill(
     parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int, order: Order
 ) -> torch.Tensor:
-    """The same, but each part is let go of before the next one is made."""
+    """The same, but frees each part before it makes the next."""
     part = next(parts)
     order = _outer_first(part) if order is None else order
     shape = list(part.shape)
@@ -167,7 +169,7 @@ def _fill(
 
 
 def _can_fill(arguments: Arguments) -> bool:
-    """Whether nobody looks on who must not see a tensor change: no gradient, no tracer, no mode."""
+    """Whether nothing sees a change in place: no gradient, no tracer, no mode."""
     wants_gradient = any(tensor.requires_grad for tensor in arguments.tensors)
     return not (
         (torch.is_grad_enabled() and wants_gradient)

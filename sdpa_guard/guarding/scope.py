@@ -83,7 +83,7 @@ class judged_by:  # noqa: N801 - reads as a function
 
 
 def nobody() -> Scope:
-    """The scope in which calls are made that were judged."""
+    """The scope in which the guard makes a call that it has judged."""
     return Scope(None, current())
 
 
@@ -115,7 +115,7 @@ def _put(scope: Optional[Scope]) -> None:
 
 @functools.cache
 def _stash_steals() -> bool:
-    """Whether torch's stash takes over a reference that nobody gave it, as releases to 2.9 do."""
+    """Whether torch's stash takes no reference of its own, as in releases up to 2.9."""
     probe = object()
     before = sys.getrefcount(probe)
     found = current()

@@ -118,8 +118,8 @@ class SDPAGuard(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Optional[dict[str, Any]] = None,
     ) -> Any:
-        # Reading the token makes dynamo guard on it: other settings compile other code, though the
-        # attention hides in a module's function and meets our kernel only after dynamo.
+        # Reading the token makes dynamo guard on it, and compile anew under other settings, also
+        # where this mode never sees the attention call.
         if self._options.token and (func is _FUNCTION or func is _PACKET or func is SDPA):
             return self._attend(func, types, args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -137,7 +137,7 @@ class SDPAGuard(TorchFunctionMode):
         memory = scope.in_force()
         if memory is None:
             return func(*args, **kwargs)
-        # Of types that override torch's functions a glance is not free: it leaves nodes in a graph.
+        # A glance at types that override torch's functions would leave nodes in a graph.
         if not types and torch_is_next() and memory.recognises(args, kwargs):
             return torch_kernel(*args, **kwargs)
         return _judge(func, args, kwargs, memory)

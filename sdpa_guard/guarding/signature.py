@@ -10,7 +10,7 @@ import torch
 from ..torch_private import any_autocast, innermost_transform
 from .keep_eager import uncompiled
 
-#: The signature of a call that a glance does not tell from others.
+#: The signature of a call that a glance cannot identify.
 UNKNOWN = object()
 
 

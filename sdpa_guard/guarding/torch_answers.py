@@ -16,7 +16,7 @@ NONE: frozenset[Backend] = frozenset()
 class Choice(NamedTuple):
     """The backend that torch gives a call to."""
 
-    #: One backend with limits, or none.
+    #: At most one backend; empty where no backend with limits takes the call.
     backends: frozenset[Backend]
     #: The name of what stands in for torch's own FlashAttention and takes the call, whose limits
     #: nobody knows; None where torch's own kernels take it.

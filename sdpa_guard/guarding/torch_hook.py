@@ -20,23 +20,23 @@ from .keep_eager import eagerly, uncompiled
 from .memory import Memory
 
 Recorder = Callable[[tuple[Any, ...], dict[str, Any]], None]
-#: Told of every call that reaches torch while the hook is open.
+#: Functions that are called with every call that reaches torch while the hook is open.
 recorders: list[Recorder] = []
 
 lock = fork_safe.lock()
 
 #: Our registration for each of torch's keys.
 _registered: dict[str, torch.library.Library] = {}
-#: The keys that we would need and somebody else holds.
+#: The keys that we need and another library holds.
 foreign_keys: set[str] = set()
-#: How many need the hook at each key.
+#: How many open hooks need each key.
 _users: collections.Counter[str] = collections.Counter()
 
 
 class Hook:
     """Keeps our kernel in the dispatcher for the calls on some devices, while it is entered.
 
-    Raises MissingNameError, or what a filter makes of a warning; nothing is open then.
+    Raises MissingNameError, or the warning where a filter makes it an error; it is closed then.
     """
 
     def __init__(self, device_types: tuple[str, ...]) -> None:
@@ -70,8 +70,8 @@ class Hook:
 def remove_unused() -> None:
     """Give torch its own kernels back where nobody needs ours, if no other thread is running.
 
-    One could be about to enter it, and torch frees a kernel at once. It stays then until a later
-    call, and hands everything on.
+    Another thread could be about to enter our kernel, which torch frees at once. The kernel then
+    stays until a later call, and hands everything on.
     """
     with lock:
         alone = threading.active_count() == 1
@@ -93,7 +93,7 @@ def _keys(device_types: tuple[str, ...]) -> Iterator[str]:
 def _register(key: str) -> None:
     library = torch.library.Library("aten", "IMPL")
     try:
-        # torch from 2.10 on would let us take its place.
+        # torch from 2.10 on would replace the other library's kernel silently.
         if torch_private.has_kernel(SDPA.name(), key):
             raise RuntimeError("there is a kernel already")
         library.impl("scaled_dot_product_attention", _kernel, key)
@@ -114,7 +114,7 @@ def _register(key: str) -> None:
 @uncompiled
 def _kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
     if function_modes():
-        # C++ code, such as a script's, made the call past all modes: so do we, ours included.
+        # C++ code, such as a script's, made the call past all modes, so we pass them too.
         with PastFunctionModes():
             return _see(args, kwargs)
     return _see(args, kwargs)
@@ -133,7 +133,7 @@ def _see(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 
 @uncompiled
 def torch_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch's own kernel at once: the operator would lead back here."""
+    """Call torch's own kernel directly: the operator would enter ours again."""
     for recorder in recorders:
         recorder(args, kwargs)
     result: torch.Tensor = call_at(COMPOSITE, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is known of torch's CUDA attention kernels; it holds no tensor.
+"""What is known of torch's CUDA attention kernels. No module here holds a tensor.
 
     call        the facts of one attention call             (mask: what torch makes of its mask)
     *_counts      what the kernels of a backend compute from them    (tiles: by which blocks)

@@ -23,7 +23,7 @@ from .registry import LIMITS
 from .releases import RELEASES, RUNNING_TORCH, Release, name_of, parse_release
 from .text_table import fill, render
 
-#: The largest size that ``check`` takes: no tensor has one as large.
+#: The largest size that ``check`` takes; the sizes of real tensors are smaller.
 MOST = 2**40
 
 
@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def refused(self) -> bool:
-        """Some backends were asked about, of which none could take the call."""
+        """Whether the caller named some backends and no one of them could take the call."""
         return not self.taken_by and set(self.asked) != set(BACKENDS)
 
     def as_dict(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _releases(torch_version: Optional[str]) -> tuple[Release, ...]:
 def _size(name: str, size: object) -> int:
     if not isinstance(size, SupportsIndex) or isinstance(size, bool):
         raise TypeError(f"{name} must be a whole number, not {size!r}")
-    # A plain number from here on: others wrap around where the kernels do.
+    # A plain number from here on: numpy's wrap around where the kernels' do.
     number = operator.index(size)
     if not 1 <= number <= MOST:
         raise ValueError(f"{name} must be 1 or more, {MOST} at most, not {number}")

@@ -76,7 +76,7 @@ def exceeded(
     """The findings past their bound."""
     found = []
     for limit in limits:
-        # Most limits are far away: the count comes before the question which torch has the limit.
+        # The count comes first: most calls are far from most limits, and the rest takes longer.
         counted = limit.counted(call)
         if counted > limit.bound and _applies(limit, call, releases):
             found.append(Finding(limit, counted))

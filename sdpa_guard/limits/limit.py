@@ -50,7 +50,7 @@ class Limit:
     pass_: Pass
     #: What is counted: an expression in Python, or a description where that would take a page.
     formula: str
-    #: The same of a call: a whole number.
+    #: Counts it for a call: a whole number.
     counted: Callable[[Call], int]
     #: The largest safe count.
     bound: int
@@ -81,7 +81,7 @@ class Limit:
 
     def affects(self, release: Release) -> bool:
         """Whether that torch release has the limit."""
-        # What can be known before is: dynamo traces this, and a specifier set changes as it is used
+        # Dynamo traces this, and a specifier set changes as it is used.
         if release in _KNOWN:
             return release in self._affected
         return self.versions.contains(str(release))

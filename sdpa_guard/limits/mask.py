@@ -45,7 +45,7 @@ class Mask(NamedTuple):
         8, with the rows padded (https://github.com/pytorch/pytorch/issues/147585: 46344 needs no
         padding); a row length that is such a multiple already grows by 8. Then it is expanded.
         """
-        strides = _same_order(self.shape, self.strides) if self.boolean else self.strides
+        strides = dense_in_order(self.shape, self.strides) if self.boolean else self.strides
         if strides[-1] != 1 or any(stride % _ALIGNED != 0 for stride in strides[:-1]):
             row = self.shape[-1] + _ALIGNED - self.shape[-1] % _ALIGNED
             strides = dense((*self.shape[:-1], row))
@@ -77,7 +77,7 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _same_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+def dense_in_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a new tensor with the dimensions of another in the same order in memory.
 
     A dimension that is broadcast (stride 0) stays where its place among the dimensions is.

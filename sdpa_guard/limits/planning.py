@@ -44,10 +44,10 @@ class _Search:
     def __init__(self, call: Call, limits: Sequence[Limit], releases: tuple[Release, ...]) -> None:
         self._call = call
         self._releases = releases
+        uncured = exceeded(call, [limit for limit in limits if not limit.cures], releases)
+        set_aside = [finding.limit for finding in uncured]
         #: Those that a plan has to bring inside.
-        self._limits = [
-            limit for limit in limits if limit.cures or limit.counted(call) <= limit.bound
-        ]
+        self._limits = [limit for limit in limits if limit not in set_aside]
         #: Those of them that the call being split is over.
         self._over: list[Limit] = []
         self._looks = 0
@@ -65,15 +65,10 @@ class _Search:
         """The tensors whose copies leave nothing that only a copy cures, the fewest first."""
         strided = [tensor for tensor in TENSORS if not self._call.is_contiguous(tensor)]
         by_stride = [limit for limit in self._limits if limit.cures == (CONTIGUOUS,)]
-        several = [
-            tensors
-            for count in range(len(strided) + 1)
-            for tensors in itertools.combinations(strided, count)
-        ]
-        several.sort(key=lambda some: (len(some), copy(self._call, some, None).copied_bytes))
-        for tensors in several:
-            if not exceeded(self._call.with_copies(tensors), by_stride, self._releases):
-                yield tensors
+        for count in range(len(strided) + 1):
+            for tensors in itertools.combinations(strided, count):
+                if not exceeded(self._call.with_copies(tensors), by_stride, self._releases):
+                    yield tensors
 
     def _splits(self, call: Call) -> Iterator[Optional[Plan]]:
         """Plans to judge, the best first; None is the call as it is."""

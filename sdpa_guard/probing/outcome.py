@@ -75,7 +75,7 @@ class Outcome:
         sentence = (
             f"{self.gpu}, torch {torch.__version__}: {self.told} measured, "
             f"{len(self.disagreements)} not as the registry predicts; "
-            f"{len(self.rows) - self.told} tell neither, {len(self.skipped)} skipped"
+            f"{len(self.rows) - self.told} inconclusive, {len(self.skipped)} skipped"
         )
         if not rows:
             return sentence
