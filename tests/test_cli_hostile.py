@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ def shell(arguments: str) -> subprocess.CompletedProcess[str]:
 
 @needs_full_disk
 @pytest.mark.parametrize("command", [f"check {FITS}", "limits", "doctor", "autoload --help", "-h"])
-def test_a_full_disk_is_one_line_and_status_1(command):
-    result = shell(f"{command} >/dev/full")
+def test_a_full_disk_is_one_line_and_status_1(command, fork):
+    result = fork(*command.split(), stdout="/dev/full")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("sdpa-guard")
@@ -38,8 +39,8 @@ def test_a_full_disk_is_one_line_and_status_1(command):
 
 @needs_full_disk
 @pytest.mark.parametrize(("command", "status"), [("check 4x4", 2), ("", 2), ("probe", 1)])
-def test_a_full_disk_for_messages_leaves_the_status(command, status):
-    result = shell(f"{command} 2>/dev/full")
+def test_a_full_disk_for_messages_leaves_the_status(command, status, fork):
+    result = fork(*command.split(), stderr="/dev/full", env=BUFFERED)
     assert (result.returncode, result.stdout) == (status, "")
 
 
@@ -60,13 +61,14 @@ def test_what_is_said_on_a_closed_stderr_is_not_said_on_stdout():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("<&-", "there is no shape on standard input"),
-        ("</dev/null", "there is no shape on standard input"),
-        (f"<{SCRIPT.parent / 'python'}", ""),  # a binary file
+        (None, "there is no shape on standard input"),
+        ("/dev/null", "there is no shape on standard input"),
+        (sys.executable, ""),  # a binary file
     ],
+    ids=["closed", "empty", "binary"],
 )
-def test_a_useless_standard_input_is_one_line_and_status_2(given, message):
-    result = shell(f"check - {given}")
+def test_a_useless_standard_input_is_one_line_and_status_2(given, message, fork):
+    result = shell("check - <&-") if given is None else fork("check", "-", stdin=given)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"sdpa-guard check: error: argument SHAPE: {message}")

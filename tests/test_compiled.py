@@ -32,7 +32,7 @@ from helpers.route import DEVICE_TYPES, DOORS, LOWERED, guard, process_wide, sco
 from helpers.torch_inside import break_the_graph, dynamos_counters, sizes_of_data_in_graphs
 
 import sdpa_guard
-from sdpa_guard import SDPAGuard
+from sdpa_guard import OversizedCallError, SDPAGuard
 
 FOLLOWS_SCOPES = Release(2, 5) <= RUNNING_TORCH
 CAN_ASK = Release(2, 7) <= RUNNING_TORCH
@@ -217,7 +217,7 @@ def test_enable_and_disable_while_other_threads_run_compiled_code():
 
 CACHED = """
 import contextlib, functools, os, sys, torch
-from helpers.compiling import batches_at_run_time, both, query, step
+from helpers.compiling import batches_at_run_time, both, query
 from helpers.route import process_wide, scoped
 
 doors = {"none": contextlib.nullcontext, "scoped": scoped, "process_wide": process_wide}
@@ -232,8 +232,8 @@ for name in names:
         continue
     with doors[name]():
         compiled = torch.compile(functools.partial(both, scale=float(scale)), fullgraph=True)
-        step(compiled, query())
-        print(name, batches_at_run_time(lambda: compiled(query())))
+        x = query().requires_grad_()
+        print(name, batches_at_run_time(lambda: compiled(x)))
     break
 """
 
@@ -354,3 +354,12 @@ def test_make_fx_graphs_hold_the_chunks(pre_dispatch, door):
     keeps_the_call = door is process_wide and pre_dispatch
     assert attention_nodes(graph) == (1 if keeps_the_call else 3)
     torch.testing.assert_close(graph(x), attend(x))
+
+
+def test_while_it_is_traced_a_call_over_a_limit_is_refused_or_left_as_the_policy_says():
+    settings = {"limits": LOWERED, "device_types": DEVICE_TYPES}
+    with SDPAGuard("raise", **settings), pytest.raises(OversizedCallError, match="counted 5 > "):
+        torch.export.export(Attend(), (query(),), strict=False)
+    with SDPAGuard("warn", **settings):
+        program = torch.export.export(Attend(), (query(),), strict=False)
+    assert attention_nodes(program) == 1

@@ -24,7 +24,6 @@ pytestmark = [
         not torch.distributed.is_available(), reason="this torch has no torch.distributed"
     ),
     pytest.mark.slow,
-    pytest.mark.xdist_group("ranks"),
 ]
 
 

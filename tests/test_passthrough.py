@@ -56,6 +56,7 @@ LEFT_ALONE = {
     "a batch of zero": (randn(0, 2, 4, 8),) * 3,
     "no query rows": (randn(2, 2, 0, 8), PLAIN, PLAIN),
     "a key/value batch that broadcasts": (PLAIN, randn(1, 2, 4, 8), randn(1, 2, 4, 8)),
+    "a key and value of fewer dimensions": (PLAIN, randn(2, 4, 8), randn(2, 4, 8)),
     "a tensor subclass": (PLAIN.as_subclass(Doubled), PLAIN, PLAIN),
     "a subclass as mask": (PLAIN, PLAIN, PLAIN, randn(4, 4).as_subclass(Doubled)),
 }

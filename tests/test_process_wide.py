@@ -41,7 +41,6 @@ def wrong() -> dict[str, str | None]:
     return found
 
 
-@pytest.mark.xdist_group("kernel checks")
 @pytest.mark.parametrize("check", CHECKS)
 def test_torch_has_its_own_kernels_back(check, wrong):
     assert wrong[check] is None

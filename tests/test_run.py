@@ -8,14 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 from helpers.child import POLICY, ended
 from helpers.commands import SCRIPT, command
-from helpers.forked import Forks
 
 PROGRAM = """
 import sys, torch, sdpa_guard
@@ -32,20 +30,12 @@ sdpa_guard.enable(asked, limits=LOWERED, device_types=DEVICE_TYPES)
 attend()
 """
 
-pytestmark = pytest.mark.xdist_group("forks")
-
 #: More than the variable says.
 OPTION = ("--policy", "warn")
 
 
 def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return ended(sys.executable, *command, **options)
-
-
-@pytest.fixture(scope="module")
-def fork(tmp_path_factory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("forks")) as forks:
-        yield forks
 
 
 @pytest.fixture
@@ -90,6 +80,22 @@ def test_the_report_as_json_on_standard_output(program, guarded):
     result = guarded("--report", "-", "program.py")
     assert json.loads(result.stdout.splitlines()[-1])["chunks"] == 3
     assert result.stderr == ""
+
+
+def test_a_report_that_cannot_be_written_is_said_and_the_status_stays(program, guarded):
+    Path("reports").mkdir()
+    Path("program.py").write_text("import os; os.rmdir('reports'); raise SystemExit(3)")
+    result = guarded("--report", "reports/report.json", "program.py")
+    assert (result.returncode, result.stdout) == (3, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("sdpa-guard: the report could not be written: ")
+
+
+def test_a_child_that_the_program_forks_gives_no_report_of_its_own(program, guarded):
+    Path("program.py").write_text("import os\nif os.fork(): os.wait()\nprint('ends', flush=True)")
+    result = guarded("program.py")
+    assert result.stdout == "ends\nends\n"
+    assert result.stderr.count("sdpa_guard: 0 attention calls") == 1
 
 
 INSPECTED = """
@@ -197,16 +203,24 @@ def test_help_says_which_policy_is_in_force():
     ("arguments", "value", "policy"),
     [((), "raise", "raise"), ((), " ON ", "split"), ((), "", "split"), (OPTION, "raise", "warn")],
 )
-def test_the_policy_is_the_option_else_the_variable_else_split(program, arguments, value, policy):
+def test_the_policy_is_the_option_else_the_variable_else_split(
+    program, guarded, arguments, value, policy
+):
     Path("program.py").write_text(POLICY)
-    result = run("-m", "sdpa_guard", "run", *arguments, "program.py", env={"SDPA_GUARD": value})
+    result = guarded(*arguments, "program.py", env={"SDPA_GUARD": value})
     assert (result.returncode, result.stdout) == (0, f"{policy}\n")
 
 
+def test_the_option_decides_also_where_torch_has_followed_the_variable(program):
+    Path("program.py").write_text(POLICY)
+    result = run("-m", "sdpa_guard", "run", *OPTION, "program.py", env={"SDPA_GUARD": "raise"})
+    assert (result.returncode, result.stdout) == (0, "warn\n")
+
+
 @pytest.mark.parametrize("arguments", [(), ("--report", "report.json")])
-def test_the_variable_can_say_that_nothing_is_guarded(program, arguments):
+def test_the_variable_can_say_that_nothing_is_guarded(program, guarded, arguments):
     Path("program.py").write_text("import sdpa_guard; print(sdpa_guard.is_enabled())")
-    result = run("-m", "sdpa_guard", "run", *arguments, "program.py", env={"SDPA_GUARD": "0"})
+    result = guarded(*arguments, "program.py", env={"SDPA_GUARD": "0"})
     assert (result.returncode, result.stdout) == (0, "False\n")
     assert result.stderr == "sdpa-guard run: nothing is guarded, as SDPA_GUARD=0 says\n"
     assert not arguments or json.loads(Path("report.json").read_text())["calls"] == 0

@@ -232,6 +232,7 @@ def test_an_unsplittable_call_is_left_with_one_warning():
     assert len(caught) == 1
     assert "is_causal forbids splitting query rows" in str(caught[0].message)
     assert (len(calls), opened.report.unsplittable, opened.report.split) == (3, 3, 0)
+    assert "unsplittable" in str(opened.report).splitlines()[-1]
 
 
 def test_a_fault_of_the_guards_own_leaves_the_call_with_one_warning():
@@ -304,6 +305,12 @@ def test_the_report_is_a_table_and_json():
     (site,) = plain["sites"]
     assert (site["file"], site["calls"]) == (__file__, 2)
     assert site["plan"]["sizes"] == [2, 2, 1]
+
+
+def test_the_repr_of_a_report_is_one_line():
+    with guard() as opened:
+        attend()
+    assert repr(opened.report) == "<Report calls=1 split=1 chunks=3>"
 
 
 def test_a_call_that_was_left_is_listed_as_left():

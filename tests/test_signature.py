@@ -16,7 +16,7 @@ from helpers.torch_inside import NO_TORCH_FUNCTION, fake_tensors, wrapper
 from torch.nn.functional import scaled_dot_product_attention
 
 import sdpa_guard
-from sdpa_guard import LIMITS, Report, SDPAGuard
+from sdpa_guard import LIMITS, Report, SDPAGuard, SDPAGuardWarning
 from sdpa_guard.testing import record_calls
 
 DEVICE_TYPES = ("cpu", "meta")
@@ -171,6 +171,16 @@ def test_a_call_under_vmap_is_split_though_the_same_alone_was_inside():
         scaled_dot_product_attention(Q, Q, Q)
         torch.vmap(lambda query: scaled_dot_product_attention(query, Q, Q))(lanes)
     assert (guard.report.calls, guard.report.split) == (2, 1)
+
+
+def test_more_lanes_of_vmap_than_a_call_may_hold_are_told_the_cure():
+    lanes = tensor(3, *Q.shape)
+    expected = torch.vmap(lambda query: scaled_dot_product_attention(query, Q, Q))(lanes)
+    said = pytest.warns(SDPAGuardWarning, match="runs 3 calls as one: give it a chunk_size")
+    with said, SDPAGuard(limits=lowered(BATCH, 2), device_types=("cpu",)) as guard:
+        actual = torch.vmap(lambda query: scaled_dot_product_attention(query, Q, Q))(lanes)
+    assert (guard.report.split, guard.report.unsplittable) == (0, 1)
+    torch.testing.assert_close(actual, expected)
 
 
 @under_both_doors

@@ -27,7 +27,7 @@ class Forks:
             [sys.executable, "-m", "helpers.forked"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(),
+            env=environment(PYTHONUNBUFFERED=""),
             text=True,
         )
         return self
@@ -38,14 +38,21 @@ class Forks:
         self._process.stdout.close()
 
     def __call__(
-        self, *arguments: str, env: dict[str, str] | None = None
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        stdin: str = os.devnull,
+        stdout: str | None = None,
+        stderr: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """``python -m sdpa_guard ARGUMENTS`` in the current folder."""
+        """``python -m sdpa_guard ARGUMENTS`` in the current folder; streams are names of files."""
+        for file in self._files:
+            file.write_text("")
         asked = {
             "arguments": arguments,
             "environment": environment(**(env or {})),
             "folder": os.getcwd(),
-            "files": [str(file) for file in self._files],
+            "files": [stdin, stdout or str(self._files[0]), stderr or str(self._files[1])],
         }
         print(json.dumps(asked), file=self._process.stdin, flush=True)
         status = json.loads(self._process.stdout.readline())
@@ -58,9 +65,11 @@ def become(asked: dict[str, Any]) -> list[str]:
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
-    for number, file in enumerate([os.devnull, *asked["files"]]):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
-        os.dup2(os.open(file, flags), number)
+    for number, file in enumerate(asked["files"]):
+        opened = os.open(file, os.O_WRONLY if number else os.O_RDONLY)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
     return asked["arguments"]
 
 

@@ -50,6 +50,11 @@ def fake_tensors() -> Any:
     return FakeTensorMode()
 
 
+def look_for_extensions() -> None:
+    """What torch from 2.5 on does at the end of its import, unless it is told not to."""
+    torch._import_device_backends()
+
+
 # --- Dynamo -------------------------------------------------------------------------------------
 
 
