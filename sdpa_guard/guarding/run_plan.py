@@ -9,7 +9,7 @@ import torch
 
 from .. import torch_private
 from ..limits.backends import FLASH
-from ..limits.call import BATCH, CONTIGUOUS, HEADS, ROWS
+from ..limits.call import BATCH, CONTIGUOUS, DIMS, HEADS
 from ..limits.plan import Plan
 from . import torch_answers
 from .arguments import Arguments, is_compiling, is_stand_in
@@ -18,9 +18,6 @@ TorchCall = Callable[..., torch.Tensor]
 #: The dimensions in their order in memory, the outermost first; None: as the parts have them.
 Order = Optional[list[int]]
 Join = Callable[[Iterator[torch.Tensor], tuple[int, ...], int, Order], torch.Tensor]
-
-#: Where each axis lies in query, key, value and mask, counted from the last dimension.
-_DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
 
 
 def run(plan: Plan, torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
@@ -61,7 +58,7 @@ def samples(plan: Optional[Plan], arguments: Arguments) -> Iterator[Arguments]:
 def split(plan: Plan, arguments: Arguments) -> Iterator[Arguments]:
     """Views of the arguments, one set for each chunk of the plan's own axis."""
     query, key, value, mask, options = arguments
-    dim = _DIM[plan.axis]
+    dim = DIMS[plan.axis]
     count = len(plan.sizes)
     queries = torch.split_with_sizes(query, plan.sizes, dim)
     keys: Sequence[torch.Tensor] = [key] * count
@@ -112,7 +109,7 @@ def _run(
         whole = _run(plan.inner, torch_call, copied(plan, arguments), join, order)
         return whole if plan.inner or order is None else _lie(whole, order)
     parts = (_run(plan.inner, torch_call, chunk, join) for chunk in split(plan, arguments))
-    return join(parts, plan.sizes, _DIM[plan.axis], order)
+    return join(parts, plan.sizes, DIMS[plan.axis], order)
 
 
 def _order_of_result(plan: Plan, arguments: Arguments) -> Order:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..limits.bisection import largest
-from ..limits.call import Call, Strides
+from ..limits.call import Call
 from ..limits.limit import Limit
 from ..torch_private import CAN_ASK_OF_SIZES
 from .arguments import Arguments
@@ -36,39 +35,12 @@ def may_compare(call: Call, limits: Iterable[Limit]) -> bool:
     """
     if not (CAN_ASK_OF_SIZES and torch.compiler.is_exporting()):
         return True
-    smallest = _smallest(call)
+    smallest = call.with_numbers(_least)
     return any(limit.counted(smallest) > limit.bound for limit in limits)
 
 
-def _smallest(call: Call) -> Call:
-    """The call with the least number that each size and stride can be."""
-    mask = call.mask
-    if mask is not None:
-        mask = mask._replace(
-            shape=tuple([_least(size) for size in mask.shape]),
-            strides=tuple([_least(stride) for stride in mask.strides]),
-        )
-    return dataclasses.replace(
-        call,
-        batch=_least(call.batch),
-        heads=_least(call.heads),
-        kv_heads=_least(call.kv_heads),
-        seq_q=_least(call.seq_q),
-        seq_k=_least(call.seq_k),
-        head_dim=_least(call.head_dim),
-        value_dim=_least(call.value_dim),
-        query_strides=_least_strides(call.query_strides),
-        key_strides=_least_strides(call.key_strides),
-        value_strides=_least_strides(call.value_strides),
-        mask=mask,
-    )
-
-
-def _least_strides(strides: Strides) -> Strides:
-    return Strides(_least(strides.head), _least(strides.row), _least(strides.batch))
-
-
 def _least(size: Any) -> int:
+    """The least number that the size can be."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     if isinstance(size, int):

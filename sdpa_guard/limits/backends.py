@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import torch
 
+from .bounds import GRID
 from .call import Call
 from .releases import Release
 
@@ -29,7 +30,6 @@ _CUDNN_ONE_QUERY = Release(2, 9)
 _CUDNN_GRID = Release(2, 13)
 _MASK_OR_CAUSAL = Release(2, 14)
 _FLASH_GRID = Release(2, 15)
-_GRID = 65535
 
 
 def torchs_name(backend: Backend) -> str:
@@ -53,7 +53,7 @@ def takes(backend: Backend, call: Call, release: Release) -> bool:
 def _flash_takes(call: Call, release: Release) -> bool:
     if call.mask is not None or not _has_dtype(call, _HALF):
         return False
-    if release >= _FLASH_GRID and (call.batch > _GRID or call.heads > _GRID):
+    if release >= _FLASH_GRID and (call.batch > GRID or call.heads > GRID):
         return False
     if call.head_dim != call.value_dim or call.head_dim > 256:
         return False
@@ -77,7 +77,7 @@ def _cudnn_takes(call: Call, release: Release) -> bool:
         return False
     if call.mask_requires_grad:
         return False
-    if release >= _CUDNN_GRID and (call.batch > _GRID or call.heads > _GRID):
+    if release >= _CUDNN_GRID and (call.batch > GRID or call.heads > GRID):
         return False
     if release >= _CUDNN_NO_LENGTH_ONE:
         if call.seq_k == 1:

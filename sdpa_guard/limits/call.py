@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, Literal, NamedTuple, Optional
+from typing import Any, Callable, Final, Literal, NamedTuple, Optional
 
 import torch
 
@@ -22,7 +22,8 @@ AXES: tuple[Axis, ...] = (BATCH, HEADS, ROWS)
 CONTIGUOUS: Final = "contiguous"
 TENSORS: tuple[Copied, ...] = ("query", "key", "value")
 
-_DIM = {BATCH: -4, HEADS: -3, ROWS: -2}
+#: Where each axis lies in query, key, value and mask, counted from the last dimension.
+DIMS = {BATCH: -4, HEADS: -3, ROWS: -2}
 
 
 class Strides(NamedTuple):
@@ -108,7 +109,7 @@ class Call:
 
         So many query heads are whole groups, or some heads of one group with its key/value head.
         """
-        mask = None if self.mask is None else self.mask.cut(_DIM[axis], length)
+        mask = None if self.mask is None else self.mask.cut(DIMS[axis], length)
         if axis == BATCH:
             return dataclasses.replace(self, batch=length * self.lanes, mask=mask)
         if axis == HEADS:
@@ -144,26 +145,29 @@ class Call:
         expanded = frozenset([t for t in self.expanded_grads if t not in tensors])
         return dataclasses.replace(self, expanded_grads=expanded, **strides)  # type: ignore[arg-type]
 
-    def with_numbers(self) -> Call:
-        """The call with plain numbers for symbolic sizes: a split is traced for one shape."""
+    def with_numbers(self, number: Callable[[Any], int] = int) -> Call:
+        """The call with plain numbers for symbolic sizes: a split is traced for one shape.
+
+        ``number`` makes one of a size or a stride.
+        """
         mask = self.mask
         if mask is not None:
             mask = mask._replace(
-                shape=tuple([int(size) for size in mask.shape]),
-                strides=tuple([int(stride) for stride in mask.strides]),
+                shape=tuple([number(size) for size in mask.shape]),
+                strides=tuple([number(stride) for stride in mask.strides]),
             )
         return dataclasses.replace(
             self,
-            batch=int(self.batch),
-            heads=int(self.heads),
-            kv_heads=int(self.kv_heads),
-            seq_q=int(self.seq_q),
-            seq_k=int(self.seq_k),
-            head_dim=int(self.head_dim),
-            value_dim=int(self.value_dim),
-            query_strides=_numbers(self.query_strides),
-            key_strides=_numbers(self.key_strides),
-            value_strides=_numbers(self.value_strides),
+            batch=number(self.batch),
+            heads=number(self.heads),
+            kv_heads=number(self.kv_heads),
+            seq_q=number(self.seq_q),
+            seq_k=number(self.seq_k),
+            head_dim=number(self.head_dim),
+            value_dim=number(self.value_dim),
+            query_strides=_numbers(self.query_strides, number),
+            key_strides=_numbers(self.key_strides, number),
+            value_strides=_numbers(self.value_strides, number),
             mask=mask,
         )
 
@@ -240,5 +244,5 @@ def is_expanded(sizes: tuple[int, int, int], strides: Strides) -> bool:
 _NO_BIAS = BiasStrides(0, 0)
 
 
-def _numbers(strides: Strides) -> Strides:
-    return Strides(int(strides.head), int(strides.row), int(strides.batch))
+def _numbers(strides: Strides, number: Callable[[Any], int]) -> Strides:
+    return Strides(number(strides.head), number(strides.row), number(strides.batch))

@@ -9,8 +9,9 @@ from packaging.specifiers import SpecifierSet
 
 from . import cudnn_counts as counts
 from .backends import CUDNN
+from .bounds import GRID
 from .call import BATCH, HEADS
-from .limit import BACKWARD, BOTH, FORWARD, GRID, Limit
+from .limit import BACKWARD, BOTH, FORWARD, Limit
 
 _PT = "https://github.com/pytorch/pytorch"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .bounds import GRID, INT32
 from .call import Call
 from .tiles import (
     efficient_backward_block,
@@ -12,9 +13,6 @@ from .tiles import (
     last_start,
     round_up,
 )
-
-_GRID = 65535
-_INT32 = 2**31 - 1
 
 
 def batch(call: Call) -> int:
@@ -73,7 +71,7 @@ def key_reach(call: Call) -> int:
     reach = (keys if call.seq_k > 1 else 0) * max(call.key_strides.row, call.value_strides.row)
     # A single block starts at 0, however far apart its rows are.
     one_block = not call.is_traced and keys <= efficient_forward_keys(call)
-    return min(reach, _INT32) if one_block else reach
+    return min(reach, INT32) if one_block else reach
 
 
 def head_reach(call: Call) -> int:
@@ -84,7 +82,7 @@ def head_reach(call: Call) -> int:
 def saved_sums(call: Call) -> int:
     # torch from 2.8 on cuts the batch at 65535 itself; earlier releases cannot launch more (E1).
     # A traced program must not be bound to one side of that.
-    entries = call.batch if call.is_traced else min(call.batch, _GRID)
+    entries = call.batch if call.is_traced else min(call.batch, GRID)
     if not call.saves_sums:
         return (entries - 1) * call.seq_q
     return (entries * call.heads - 1) * round_up(call.seq_q, 32) + _last_row(call)

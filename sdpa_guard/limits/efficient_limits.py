@@ -9,8 +9,9 @@ from packaging.specifiers import SpecifierSet
 
 from . import efficient_counts as counts
 from .backends import EFFICIENT
+from .bounds import GRID, INT32, UINT32
 from .call import BATCH, CONTIGUOUS, HEADS, ROWS
-from .limit import BACKWARD, BOTH, FORWARD, GRID, INT32, UINT32, Limit
+from .limit import BACKWARD, BOTH, FORWARD, Limit
 
 _PT = "https://github.com/pytorch/pytorch"
 _SDP = "aten/src/ATen/native/transformers/cuda"

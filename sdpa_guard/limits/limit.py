@@ -20,11 +20,6 @@ FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 BOTH: Final = "forward+backward"
 
-INT32 = 2**31 - 1
-UINT32 = 2**32 - 1
-#: CUDA's bound for the y and z axes of a grid.
-GRID = 65535
-
 _KNOWN = (*RELEASES, RUNNING_TORCH)
 
 
