@@ -65,7 +65,7 @@ def activate() -> None:
     try:
         asked = policy(os.environ.get(VARIABLE))
         if asked is not None:
-            from sdpa_guard.guarding.process_wide import enable
+            from sdpa_guard.guarding.door_process_wide import enable
 
             enable(asked)
     except ValueError as wrong:

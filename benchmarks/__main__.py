@@ -10,7 +10,7 @@ from typing import Callable
 
 import torch
 
-from . import calls, compiled, memory, parts, splits, starts, steps
+from . import calls, compiled, parts, peak_memory, splits, starts, steps
 from .table import add_arguments, publish
 from .timing import Result
 
@@ -22,7 +22,7 @@ ROWS: dict[str, Callable[[], list[Result]]] = {
     "compiled-step": compiled.compiled_steps,
     "split": splits.split,
     "by-hand": splits.hand_written,
-    "peak-memory": memory.peak,
+    "peak-memory": peak_memory.peak,
     "plan": splits.plan,
     "chunks": splits.chunks_used,
     "import": starts.imports,

@@ -10,11 +10,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS
-from sdpa_guard.guarding import scope, scoped
-from sdpa_guard.guarding.memory import Memory
+from sdpa_guard.guarding import door_scoped, open_scopes
+from sdpa_guard.guarding.dispatcher_hook import torch_kernel
+from sdpa_guard.guarding.guard_memory import Memory
 from sdpa_guard.guarding.options import make_options
 from sdpa_guard.guarding.signature import signature
-from sdpa_guard.guarding.torch_hook import torch_kernel
 
 from .timing import Result, Variant, added, time_calls
 
@@ -31,21 +31,21 @@ def parts() -> list[Result]:
 
     @contextlib.contextmanager
     def in_force() -> Iterator[None]:
-        scope.enter(memory, contextlib.nullcontext())
+        open_scopes.enter(memory, contextlib.nullcontext())
         try:
             yield
         finally:
-            scope.leave(memory)
+            open_scopes.leave(memory)
 
     def nothing() -> None: ...
 
     calls: dict[str, Callable[[], object]] = {
         "is torch.compile tracing": torch.compiler.is_compiling,
-        "the guard in force on this thread": scope.in_force,
-        "are there other modes": scoped.torch_is_next,
+        "the guard in force on this thread": open_scopes.in_force,
+        "are there other modes": door_scoped.torch_is_next,
         "the signature of the tensors": lambda: signature(arguments, {}),
         "and whether it is known": lambda: seen in known,
-        "count the call": memory.report.saw,
+        "count the call": memory.ledger.calls.add,
     }
     variants = {name: Variant(call, in_force) for name, call in calls.items()}
     variants["nothing"] = Variant(nothing)

@@ -17,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS, Limit, SDPAGuard, check
 from sdpa_guard.limits.call import Call
+from sdpa_guard.limits.find_plan import cure
 from sdpa_guard.limits.findings import exceeded
-from sdpa_guard.limits.planning import cure
 from sdpa_guard.limits.releases import RUNNING_TORCH
 
 from .timing import Result, Variant, ratio, spread, time_calls

@@ -4,9 +4,9 @@
 import torch  # noqa: F401
 
 from .errors import OversizedCallError, SDPAGuardError, SDPAGuardWarning
-from .guarding.process_wide import disable, enable, is_enabled, report
+from .guarding.door_process_wide import disable, enable, is_enabled, report
+from .guarding.door_scoped import SDPAGuard
 from .guarding.report import Report
-from .guarding.scoped import SDPAGuard
 from .limits.check import Verdict, check
 from .limits.findings import Finding
 from .limits.limit import Limit

@@ -9,8 +9,8 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from .errors import SDPAGuardError, SDPAGuardWarning
+from .guarding.door_scoped import SDPAGuard
 from .guarding.report import Report
-from .guarding.scoped import SDPAGuard
 from .torch_private import DispatchMode, number_of, tree_leaves, tree_map
 
 ModelOrFactory = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
@@ -23,6 +23,14 @@ _ABOUT_META = re.compile(r"\bmeta'? (device|tensor)", re.IGNORECASE)
 
 class RehearsalError(SDPAGuardError, RuntimeError):
     """The model cannot run on meta tensors, or fails by itself; the message says what and where."""
+
+
+class _ListingGuard(SDPAGuard):
+    """A guard of calls on meta tensors that lists them all."""
+
+    def __init__(self, torch_version: Optional[str]) -> None:
+        super().__init__(torch_version=torch_version, device_types=("meta",))
+        self._memory.ledger.lists_every_call = True
 
 
 def rehearse(
@@ -53,6 +61,7 @@ def rehearse(
         The report of the step, which lists every call.
 
     Raises:
+        SDPAGuardError: the running torch lacks what the guard needs; the message names it.
         RehearsalError: the model needs values, which meta tensors do not have, or it fails, or so
             does the function that makes it; the error that stopped it is the cause.
         ValueError, TypeError: an argument is not what is allowed; the message says what is.
@@ -64,8 +73,7 @@ def rehearse(
     >>> rehearse(layer, batch, torch_version="2.9.0").fits
     True
     """
-    guard = SDPAGuard(torch_version=torch_version, device_types=("meta",))
-    guard.report.lists_every_call = True
+    guard = _ListingGuard(torch_version)
     module = _make(model)
     failure: Optional[RehearsalError] = None
     rehearsed = False

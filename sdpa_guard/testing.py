@@ -10,19 +10,32 @@ from typing import Any, Optional
 import torch
 
 from .guarding.arguments import bind
+from .guarding.dispatcher_hook import Hook, recorders
 from .guarding.options import DEVICE_TYPES
 from .guarding.torch_answers import enabled
-from .guarding.torch_hook import Hook, recorders
 from .limits.backends import Backend
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """One ``scaled_dot_product_attention`` call as torch was given it, after any split."""
+    """One ``scaled_dot_product_attention`` call as torch was given it, after any split.
 
+    >>> import torch
+    >>> from sdpa_guard.testing import record_calls
+    >>> with record_calls() as calls:
+    ...     query = torch.ones(2, 4, 16, 8)
+    ...     out = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    >>> calls[0].key, calls[0].attn_mask, calls[0].dtype, calls[0].is_causal
+    ((2, 4, 16, 8), None, torch.float32, False)
+    """
+
+    #: Its shape: (batch, heads, query length, head dim).
     query: tuple[int, ...]
+    #: (batch, key/value heads, key length, head dim).
     key: tuple[int, ...]
+    #: (batch, key/value heads, key length, value dim).
     value: tuple[int, ...]
+    #: What broadcasts to (batch, heads, query length, key length); None without a mask.
     attn_mask: Optional[tuple[int, ...]]
     dtype: torch.dtype
     device: torch.device

@@ -14,10 +14,10 @@ from helpers.inside import (
     Call,
     Strides,
     call_of_sizes,
+    kernel_blocks,
     padded_head_dim,
     plain_mask,
     round_up,
-    tiles,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +72,7 @@ def names(call: Call) -> dict[str, object]:
         "entries": min(call.batch, 65535),
         "padded_head_dim": padded_head_dim(call.head_dim),
         "round_up": round_up,
-        "last_start": tiles.last_start,
+        "last_start": kernel_blocks.last_start,
         "max": max,
         "backward": call.needs_backward,
         "saves_sums": call.needs_backward and not call.only_mask_grad,
@@ -93,10 +93,14 @@ def names(call: Call) -> dict[str, object]:
         "kv_head_stride": max(call.key_strides.head, call.value_strides.head),
         "head_strides": [stride.head for stride in strides],
         "row_strides": [stride.row for stride in strides],
-        "forward_block": tiles.efficient_forward_rows(call)[-1],
-        "backward_block": tiles.efficient_backward_block(call),
-        "query_step": max([0, *(n for n in tiles.flash_backward_rows(call) if n < call.seq_q)]),
-        "key_step": max([0, *(n for n in tiles.flash_forward_keys(call) if n < call.seq_k)]),
+        "forward_block": kernel_blocks.efficient_forward_rows(call)[-1],
+        "backward_block": kernel_blocks.efficient_backward_block(call),
+        "query_step": max(
+            [0, *(n for n in kernel_blocks.flash_backward_rows(call) if n < call.seq_q)]
+        ),
+        "key_step": max(
+            [0, *(n for n in kernel_blocks.flash_forward_keys(call) if n < call.seq_k)]
+        ),
     }
 
 

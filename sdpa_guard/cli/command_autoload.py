@@ -13,7 +13,7 @@ from sdpa_guard_autoload import PTH_FILE, PTH_LINE, VARIABLE
 
 from ..limits.releases import RUNNING_TORCH
 from ..torch_private import LOADS_EXTENSIONS
-from .parser import Commands, add_command, say
+from .argument_parser import Commands, add_command, say
 
 _SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 

@@ -17,7 +17,7 @@ from ..limits.check import Verdict, check, largest_batch
 from ..limits.layouts import LAYOUTS
 from ..limits.releases import RELEASES, Release
 from ..limits.text_table import fill, render
-from .parser import Commands, add_command, fraction, shortened, whole_number
+from .argument_parser import Commands, add_command, fraction, shortened, whole_number
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SHAPE = re.compile(r"[0-9]+(?:x[0-9]+){3}")

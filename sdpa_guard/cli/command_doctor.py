@@ -21,8 +21,8 @@ from ..limits.limit import Limit
 from ..limits.registry import LIMITS
 from ..limits.releases import RUNNING_TORCH, unread
 from ..limits.text_table import fill, render
+from .argument_parser import Commands, add_command
 from .command_autoload import pth_file, torch_looks_by_itself
-from .parser import Commands, add_command
 
 
 def add(commands: Commands) -> None:

@@ -11,7 +11,7 @@ from ..limits.limit import Limit
 from ..limits.registry import LIMITS
 from ..limits.releases import parse_release
 from ..limits.text_table import markdown, render
-from .parser import Commands, add_command
+from .argument_parser import Commands, add_command
 
 
 def add(commands: Commands) -> None:

@@ -15,7 +15,7 @@ from ..probing.gpu import NoGPUError, find_gpu
 from ..probing.runner import probe
 from ..probing.savefile import SaveFile, SaveFileError
 from ..probing.shapes import shapes
-from .parser import Commands, add_command, fraction, say
+from .argument_parser import Commands, add_command, fraction, say
 
 
 def add(commands: Commands) -> None:

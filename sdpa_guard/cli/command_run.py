@@ -13,10 +13,10 @@ from typing import Callable, Optional
 from sdpa_guard_autoload import VARIABLE
 from sdpa_guard_autoload import policy as policy_of_variable
 
-from ..guarding import process_wide
+from ..guarding import door_process_wide
 from ..guarding.options import POLICIES, Policy
+from .argument_parser import Commands, Parser, add_command, say
 from .as_python_would import run_module, script
-from .parser import Commands, Parser, add_command, say
 
 
 def add(commands: Commands) -> None:
@@ -60,7 +60,7 @@ def act(options: argparse.Namespace) -> int:
         say(f"sdpa-guard run: nothing is guarded, as {VARIABLE}={os.environ[VARIABLE]} says")
     else:
         os.environ[VARIABLE] = policy  # for the processes that the program spawns
-        process_wide.enable(policy)
+        door_process_wide.enable(policy)
     if policy is not None or file is not None:
         atexit.register(_write_report, file, os.getpid())
     start()
@@ -112,7 +112,7 @@ def _report_file(options: argparse.Namespace) -> Optional[str]:
 def _write_report(file: Optional[str], process: int) -> None:
     if os.getpid() != process:
         return  # a forked child that came to its own end
-    report = process_wide.report()
+    report = door_process_wide.report()
     try:
         if file is None:
             say(str(report))

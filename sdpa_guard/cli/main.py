@@ -16,7 +16,7 @@ from . import (
     command_probe,
     command_run,
 )
-from .parser import Parser, drop, flush, say
+from .argument_parser import Parser, drop, flush, say
 
 #: In the order of the help; each adds its own arguments.
 _COMMANDS = (

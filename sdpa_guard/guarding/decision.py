@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple, Optional
 
 from ..limits.backends import Backend
 from ..limits.call import Call
+from ..limits.find_plan import cure
 from ..limits.findings import Finding, exceeded
 from ..limits.limit import Limit, on_gpu
 from ..limits.plan import Plan
-from ..limits.planning import cure
 from ..limits.releases import Release
 from .options import Options
 
@@ -33,7 +33,7 @@ class Decision(NamedTuple):
     action: Literal["leave", "split", "refuse"]
     #: The limits that it is over.
     over: tuple[Finding, ...] = ()
-    #: What cures it; None where nothing does or nothing has to.
+    #: What brings it inside; None: nothing does. A call that is left needs none, and has None.
     plan: Optional[Plan] = None
 
 

@@ -20,6 +20,8 @@ DeviceType = Literal["cpu", "cuda", "meta"]
 POLICIES: tuple[Policy, ...] = ("split", "warn", "raise")
 #: The device types whose calls can be judged as CUDA calls.
 DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "cuda", "meta")
+#: Those that are judged unless the caller says otherwise.
+JUDGED: tuple[DeviceType, ...] = ("cuda", "meta")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from ..limits.bisection import largest
+from ..limits.bounds import LARGEST_SIZE
 from ..limits.call import Call
 from ..limits.limit import Limit
 from ..torch_private import CAN_ASK_OF_SIZES
 from .arguments import Arguments
-
-#: No size is larger.
-_MOST = 2**40
 
 
 def are_known(arguments: Arguments) -> bool:
@@ -48,6 +46,6 @@ def _least(size: Any) -> int:
     if not statically_known_true(size >= 1):
         return 0
     known = 1
-    while known < _MOST and statically_known_true(size >= 2 * known):
+    while known < LARGEST_SIZE and statically_known_true(size >= 2 * known):
         known *= 2
     return largest(lambda number: statically_known_true(size >= number), known, 2 * known)

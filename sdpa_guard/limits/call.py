@@ -7,7 +7,7 @@ from typing import Any, Callable, Final, Literal, NamedTuple, Optional
 
 import torch
 
-from .mask import BiasStrides, Mask
+from .mask import BiasStrides, Mask, dense
 
 Axis = Literal["batch", "heads", "rows"]
 #: The tensors that a copy can cure.
@@ -128,11 +128,11 @@ class Call:
     def is_contiguous(self, tensor: Copied) -> bool:
         """As torch has it: the strides of dimensions of size one do not matter."""
         batch, heads, length, _ = shape = self.shape(tensor)
-        strides, dense = self.strides(tensor), contiguous(*shape)
+        strides, wanted = self.strides(tensor), contiguous(*shape)
         return (
-            (length == 1 or strides.row == dense.row)
-            and (heads == 1 or strides.head == dense.head)
-            and (batch == 1 or strides.batch == dense.batch)
+            (length == 1 or strides.row == wanted.row)
+            and (heads == 1 or strides.head == wanted.head)
+            and (batch == 1 or strides.batch == wanted.batch)
         )
 
     def with_copies(self, tensors: tuple[Copied, ...]) -> Call:
@@ -231,7 +231,8 @@ def call_of_sizes(
 
 def contiguous(batch: int, heads: int, length: int, dim: int) -> Strides:
     """The strides of a contiguous (batch, heads, length, dim) tensor."""
-    return Strides(head=length * dim, row=dim, batch=heads * length * dim)
+    by_batch, by_head, by_row, _ = dense((batch, heads, length, dim))
+    return Strides(by_head, by_row, by_batch)
 
 
 def is_expanded(sizes: tuple[int, int, int], strides: Strides) -> bool:

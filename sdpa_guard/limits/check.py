@@ -12,19 +12,17 @@ import torch
 from ..errors import check_names
 from .backends import BACKENDS, Backend, takes
 from .bisection import largest
+from .bounds import LARGEST_SIZE
 from .call import Call, call_of_sizes
+from .find_plan import cure
 from .findings import Finding, examine, exceeded
 from .layouts import Layout, Sizes, StridesByName, lay_out
 from .limit import Limit, on_gpu
 from .mask import plain_mask
 from .plan import Plan
-from .planning import cure
 from .registry import LIMITS
 from .releases import RELEASES, RUNNING_TORCH, Release, name_of, parse_release
 from .text_table import fill, render
-
-#: The largest size that ``check`` takes; the sizes of real tensors are smaller.
-MOST = 2**40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +232,7 @@ def largest_batch(verdict: Verdict) -> Optional[int]:
         call = dataclasses.replace(verdict.call, batch=batch)
         return not exceeded(call, verdict.judged, verdict.releases)
 
-    return largest(fits, 1, MOST) if fits(1) and not fits(MOST) else None
+    return largest(fits, 1, LARGEST_SIZE) if fits(1) and not fits(LARGEST_SIZE) else None
 
 
 def _releases(torch_version: Optional[str]) -> tuple[Release, ...]:
@@ -248,6 +246,6 @@ def _size(name: str, size: object) -> int:
         raise TypeError(f"{name} must be a whole number, not {size!r}")
     # A plain number from here on: numpy's wrap around where the kernels' do.
     number = operator.index(size)
-    if not 1 <= number <= MOST:
-        raise ValueError(f"{name} must be 1 or more, {MOST} at most, not {number}")
+    if not 1 <= number <= LARGEST_SIZE:
+        raise ValueError(f"{name} must be 1 or more, {LARGEST_SIZE} at most, not {number}")
     return number

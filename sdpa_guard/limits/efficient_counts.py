@@ -6,13 +6,13 @@ import torch
 
 from .bounds import GRID, INT32
 from .call import Call
-from .tiles import (
+from .kernel_blocks import (
     efficient_backward_block,
     efficient_forward_keys,
     efficient_forward_rows,
     last_start,
-    round_up,
 )
+from .rounding import divide_up, round_up
 
 
 def batch(call: Call) -> int:
@@ -141,7 +141,7 @@ def workspace(call: Call) -> int:
     if call.dtype is torch.float32 or dim <= 64:
         return 0
     # torch keeps the number of blocks in 16 bits.
-    blocks = (round_up(call.seq_k, 64) // 64 + 2**15) % 2**16 - 2**15
+    blocks = (divide_up(call.seq_k, 64) + 2**15) % 2**16 - 2**15
     splits = max(1, min(blocks, 200 // (call.batch * call.heads)))
     # Up to a head dim of 128 only the block of 64 keeps its gradients in the workspace.
     return splits * round_up(call.seq_k, 64) * round_up(dim, 64 if dim <= 128 else 128)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from .call import Call
-from .tiles import (
+from .kernel_blocks import (
     flash_backward_rows,
     flash_forward_keys,
     flash_split_keys,
     last_start,
     padded_head_dim,
-    round_up,
 )
+from .rounding import divide_up, round_up
 
 #: A call of more blocks of 64 query rows fills the largest GPU (188 multiprocessors, two blocks
 #: each, to 80%), and the keys are not split.
 _IDLE_BLOCKS = 300
 
 
+def padded_rows(call: Call) -> int:
+    """The query rows that FlashAttention makes room for."""
+    return round_up(call.seq_q, 128)
+
+
 def workspace(call: Call) -> int:
-    rows = round_up(call.seq_q, 128)
-    return call.batch * rows * call.heads * padded_head_dim(call.head_dim)
+    return call.batch * padded_rows(call) * call.heads * padded_head_dim(call.head_dim)
 
 
 def last_entry(call: Call) -> int:
-    rows = round_up(call.seq_q, 128)
-    return (call.batch - 1) * rows * call.heads * padded_head_dim(call.head_dim)
+    return (call.batch - 1) * padded_rows(call) * call.heads * padded_head_dim(call.head_dim)
 
 
 def nothing(call: Call) -> int:
@@ -50,8 +53,7 @@ def row_sums_before_2_5(call: Call) -> int:
 
 
 def padded_row_sums(call: Call) -> int:
-    rows = round_up(call.seq_q, 128)
-    return (call.batch * call.heads - 1) * rows + last_start(call.seq_q, 64)
+    return (call.batch * call.heads - 1) * padded_rows(call) + last_start(call.seq_q, 64)
 
 
 def query_step(call: Call) -> int:
@@ -71,7 +73,7 @@ def split_key_step(call: Call) -> int:
     # Each of two splits or more has to hold two blocks for the kernel to step.
     if call.dropout_p or not _is_longer(call, call.seq_k, 2 * keys):
         return 0
-    blocks = call.batch * heads * round_up(rows, 64) // 64
+    blocks = call.batch * heads * divide_up(rows, 64)
     if not call.is_traced and blocks > _IDLE_BLOCKS:
         return 0
     return keys * max(call.key_strides.row, call.value_strides.row)

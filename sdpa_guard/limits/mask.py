@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .rounding import round_up
+
 #: torch hands the kernel rows that begin at a multiple of so many elements.
 _ALIGNED = 8
 #: The gradient of a mask has rows padded to a multiple of so many.
@@ -60,7 +62,7 @@ class Mask(NamedTuple):
         """Elements between two rows of the gradient, which is made for the expanded mask."""
         if not self.requires_grad:
             return 0
-        return -(-self.shape[-1] // _GRADIENT_ALIGNED) * _GRADIENT_ALIGNED
+        return round_up(self.shape[-1], _GRADIENT_ALIGNED)
 
 
 def plain_mask(rows: int, columns: int, requires_grad: bool = False) -> Mask:

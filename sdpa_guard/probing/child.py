@@ -15,8 +15,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..guarding.door_scoped import SDPAGuard
 from ..guarding.options import DeviceType
-from ..guarding.scoped import SDPAGuard
 from ..limits.backends import Backend, torchs_name
 from ..limits.limit import Limit
 from .measurement import OUT_OF_MEMORY, OVERWRITTEN, PASSES

@@ -6,13 +6,12 @@ import dataclasses
 from typing import Any, Optional
 
 from ..limits.bisection import largest
+from ..limits.bounds import LARGEST_SIZE
 from ..limits.limit import Limit
 from .trial import Trial
 
 #: A kernel works by tiles of up to so many rows; a limit counts the rows.
 _TILE = 128
-#: The largest size that is looked at in the search for a bound.
-_MOST = 2**40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Recipe:
             return limit.counted(trial(units).call) <= limit.bound
 
         fitting, over = 1, 2
-        while fits(over) and over < _MOST:
+        while fits(over) and over < LARGEST_SIZE:
             fitting, over = over, 2 * over
         if fits(over) or not fits(fitting):
             return None

@@ -10,8 +10,8 @@ from ..limits.findings import exceeded
 from ..limits.limit import Limit
 from ..limits.registry import LIMITS
 from ..limits.releases import Release
+from .gpu_memory import needed_gib
 from .measurement import FAILS, FITS, GUARDED, UNGUARDED
-from .memory import needed_gib
 from .recipes import RECIPES, Around
 from .trial import Trial
 
@@ -79,7 +79,7 @@ def shapes(
 def _candidates(limit: Limit, dtype: str, obstacles: list[Skipped]) -> Iterator[Around]:
     recipes = RECIPES.get(limit.id, ())
     if not recipes:
-        obstacles.append(Skipped(limit.id, "", "no plain call is known to reach it"))
+        obstacles.append(Skipped(limit.id, "", "the probe has no call that reaches it"))
     for recipe in recipes:
         for dim in recipe.dims:
             around = recipe.around(limit, dim, dtype)

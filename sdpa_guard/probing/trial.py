@@ -11,7 +11,7 @@ from ..limits.call import Call, Strides, call_of_sizes, contiguous
 from ..limits.limit import Limit
 from ..limits.mask import plain_mask
 from ..limits.registry import LIMITS
-from ..limits.tiles import round_up
+from ..limits.rounding import round_up
 
 _BY_ID = {limit.id: limit for limit in LIMITS}
 

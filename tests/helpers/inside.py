@@ -14,15 +14,15 @@ from sdpa_guard.guarding import run_plan, torch_answers
 from sdpa_guard.guarding.arguments import Arguments, bind, read
 from sdpa_guard.guarding.decision import Answers, Decision, decide
 from sdpa_guard.guarding.options import make_options
-from sdpa_guard.limits import tiles
+from sdpa_guard.limits import kernel_blocks
 from sdpa_guard.limits.backends import takes
 from sdpa_guard.limits.call import Call, Strides, call_of_sizes, contiguous
+from sdpa_guard.limits.find_plan import cure
 from sdpa_guard.limits.findings import exceeded
+from sdpa_guard.limits.kernel_blocks import padded_head_dim, round_up
 from sdpa_guard.limits.mask import Mask, plain_mask
 from sdpa_guard.limits.plan import Plan
-from sdpa_guard.limits.planning import cure
 from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH, Release
-from sdpa_guard.limits.tiles import padded_head_dim, round_up
 
 #: The modules that a program without a guard must not have imported, and one below the top level.
 MODULE_BELOW = "sdpa_guard.limits.call"
@@ -48,6 +48,7 @@ __all__ = [
     "decide",
     "doctor",
     "exceeded",
+    "kernel_blocks",
     "main",
     "make_options",
     "padded_head_dim",
@@ -57,6 +58,5 @@ __all__ = [
     "round_up",
     "run_plan",
     "takes",
-    "tiles",
     "torch_answers",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sdpa_guard.probing import child, reference, step
 from sdpa_guard.probing.child import measure
 from sdpa_guard.probing.gpu import NoGPUError, find_gpu
+from sdpa_guard.probing.gpu_memory import needed_gib
 from sdpa_guard.probing.measurement import FAILS, FITS, GUARDED, UNGUARDED
-from sdpa_guard.probing.memory import needed_gib
 from sdpa_guard.probing.outcome import Outcome, Row
 from sdpa_guard.probing.recipes import RECIPES
 from sdpa_guard.probing.runner import probe

@@ -13,11 +13,11 @@ import torch
 from .. import torch_private
 from ..errors import SDPAGuardWarning
 from ..torch_private import COMPOSITE, SDPA, PastFunctionModes, call_at, function_modes
-from . import fork_safe, scope
-from .actor import attend
+from . import fork_safe, open_scopes
 from .call_site import call_site
+from .carry_out import attend
+from .guard_memory import Memory
 from .keep_eager import eagerly, uncompiled
-from .memory import Memory
 
 Recorder = Callable[[tuple[Any, ...], dict[str, Any]], None]
 #: Functions that are called with every call that reaches torch while the hook is open.
@@ -122,8 +122,8 @@ def _kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 @uncompiled
 def _see(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    innermost = scope.current()
-    memory = scope.process_wide if innermost is None else innermost.memory
+    innermost = open_scopes.current()
+    memory = open_scopes.process_wide if innermost is None else innermost.memory
     if memory is None:
         return _hand_on(innermost, args, kwargs)
     if memory.recognises(args, kwargs):
@@ -147,9 +147,9 @@ def _judge(memory: Memory, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
 
 @eagerly
 def _hand_on(
-    innermost: Optional[scope.Scope], args: tuple[Any, ...], kwargs: dict[str, Any]
+    innermost: Optional[open_scopes.Scope], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
     if innermost is None:
         return torch_kernel(*args, **kwargs)
-    with scope.judged_by(innermost.outer):
+    with open_scopes.judged_by(innermost.outer):
         return torch_kernel(*args, **kwargs)

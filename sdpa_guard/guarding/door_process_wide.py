@@ -8,14 +8,15 @@ from typing import Optional
 from .. import torch_private
 from ..limits.limit import Limit
 from ..limits.registry import LIMITS
-from . import compile_caches, scope, torch_hook
-from .memory import Memory
-from .options import DeviceType, Options, Policy, make_options
+from . import compile_caches, dispatcher_hook, open_scopes
+from .guard_memory import Memory
+from .ledger import Ledger
+from .options import JUDGED, DeviceType, Options, Policy, make_options
 from .report import Report
 
-_last_report = Report()
+_last_report = Report(Ledger())
 #: What keeps our kernel in torch's dispatcher while the guard is enabled.
-_hook = torch_hook.Hook(())
+_hook = dispatcher_hook.Hook(())
 
 
 def enable(
@@ -23,13 +24,19 @@ def enable(
     *,
     limits: Iterable[Limit] = LIMITS,
     torch_version: Optional[str] = None,
-    device_types: Sequence[DeviceType] = ("cuda", "meta"),
+    device_types: Sequence[DeviceType] = JUDGED,
 ) -> None:
     """Guard every attention call of this process, in all threads, until ``disable``.
 
-    Takes the arguments of :class:`SDPAGuard`. Where a scope is open, its settings win. Enabling
-    again replaces the settings and begins a new :func:`report`. Code that torch compiled before is
-    compiled anew.
+    Where a scope is open, its settings win. Enabling again replaces the settings and begins a new
+    :func:`report`. Code that torch compiled before is compiled anew.
+
+    Args:
+        policy: ``"split"``, ``"warn"`` or ``"raise"``, as for :class:`SDPAGuard`.
+        limits: the limits that count; ``LIMITS`` unless you test with lowered ones.
+        torch_version: a release such as ``"2.9.0"``, whose limits count everywhere. None: on CUDA
+            those of the torch that runs, on meta and fake tensors those of every supported one.
+        device_types: the devices whose calls are judged as CUDA calls, of "cpu", "cuda", "meta".
 
     Raises:
         ValueError, TypeError: an argument is not what is allowed; the message says what is.
@@ -60,11 +67,14 @@ def disable() -> None:
 def is_enabled() -> bool:
     """Whether the process-wide guard is on.
 
+    Returns:
+        True from ``enable`` (or ``SDPA_GUARD``) until ``disable``; open scopes do not count.
+
     >>> import sdpa_guard
     >>> sdpa_guard.is_enabled()
     False
     """
-    return scope.process_wide is not None
+    return open_scopes.process_wide is not None
 
 
 def report() -> Report:
@@ -84,21 +94,21 @@ def report() -> Report:
 
 def _replace(memory: Optional[Memory]) -> None:
     global _hook, _last_report
-    with torch_hook.lock:
-        hook = torch_hook.Hook(() if memory is None else memory.options.device_types)
-        before, scope.process_wide = scope.process_wide, memory
+    with dispatcher_hook.lock:
+        hook = dispatcher_hook.Hook(() if memory is None else memory.options.device_types)
+        before, open_scopes.process_wide = open_scopes.process_wide, memory
         try:
             hook.__enter__()
         except BaseException:
-            scope.process_wide = before
+            open_scopes.process_wide = before
             raise
         _hook.__exit__()
         _hook = hook
         if memory is not None:
-            _last_report = memory.report
-        torch_hook.remove_unused()
+            _last_report = Report(memory.ledger)
+        dispatcher_hook.remove_unused()
         compile_caches.key_all_caches(_options(memory))
-        compile_caches.key_caches(_options(scope.in_force()))
+        compile_caches.key_caches(_options(open_scopes.in_force()))
     if _token(before) != _token(memory):
         compile_caches.forget()  # not under our lock: torch has one of its own
 

@@ -13,15 +13,15 @@ from .. import torch_private
 from ..limits.limit import Limit
 from ..limits.registry import LIMITS
 from ..torch_private import SDPA, constant_while_tracing
-from . import compile_caches, scope
-from .actor import attend, trace
+from . import compile_caches, open_scopes
 from .arguments import autocast_dtype, is_fake
+from .carry_out import attend, trace
+from .dispatcher_hook import Hook, foreign_keys, torch_kernel
+from .guard_memory import Memory
 from .keep_eager import eagerly, uncompiled
-from .memory import Memory
-from .options import DeviceType, Policy, make_options
+from .options import JUDGED, DeviceType, Policy, make_options
 from .report import Report
 from .run_plan import TorchCall
-from .torch_hook import Hook, foreign_keys, torch_kernel
 
 #: The other names under which Python code calls SDPA.
 _FUNCTION = torch.nn.functional.scaled_dot_product_attention
@@ -63,18 +63,19 @@ class SDPAGuard(TorchFunctionMode):
         *,
         limits: Iterable[Limit] = LIMITS,
         torch_version: Optional[str] = None,
-        device_types: Sequence[DeviceType] = ("cuda", "meta"),
+        device_types: Sequence[DeviceType] = JUDGED,
     ) -> None:
         super().__init__()
         self._options = make_options(policy, limits, torch_version, device_types)
         self._memory = Memory(self._options)
+        self._report = Report(self._memory.ledger)
         #: What keeps our kernel in torch's dispatcher, for each scope that is open.
         self._hooks: list[AbstractContextManager[object]] = []
 
     @property
     def report(self) -> Report:
         """What this guard saw and split so far."""
-        return self._memory.report
+        return self._report
 
     @eagerly
     def __enter__(self) -> SDPAGuard:
@@ -85,7 +86,7 @@ class SDPAGuard(TorchFunctionMode):
             hook.__exit__()
             raise
         self._hooks.append(hook)
-        scope.enter(self._memory, hook)
+        open_scopes.enter(self._memory, hook)
         try:
             compile_caches.key_caches(self._options)
         except BaseException:
@@ -98,8 +99,8 @@ class SDPAGuard(TorchFunctionMode):
         try:
             super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
         finally:
-            left = scope.leave(self._memory)
-            in_force = scope.in_force()
+            left = open_scopes.leave(self._memory)
+            in_force = open_scopes.in_force()
             compile_caches.key_caches(None if in_force is None else in_force.options)
             if left is not None:
                 self._close(left.hook)
@@ -134,7 +135,7 @@ class SDPAGuard(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_compiling():
             return self._trace(func, args, kwargs)
-        memory = scope.in_force()
+        memory = open_scopes.in_force()
         if memory is None:
             return func(*args, **kwargs)
         # A glance at types that override torch's functions would leave nodes in a graph.
@@ -162,7 +163,7 @@ def _judge(
         return func(*args, **kwargs)
 
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
-        with scope.judged_by(scope.nobody()):
+        with open_scopes.judged_by(open_scopes.nobody()):
             return func(*args, **kwargs)
 
     return attend(make, args, kwargs, memory, hand_on=func)
@@ -171,7 +172,7 @@ def _judge(
 @constant_while_tracing  # dynamo guards on the scopes that are open
 def _is_hidden(token: str) -> bool:
     """Whether scopes of these options are open, but others inside them."""
-    tokens_open = [memory.options.token for memory in scope.all_open()]
+    tokens_open = [memory.options.token for memory in open_scopes.all_open()]
     return token in tokens_open and tokens_open[0] != token
 
 

@@ -16,7 +16,7 @@ from . import messages, symbolic_sizes, torch_answers
 from .arguments import Arguments, bind, is_compiling, is_fake, is_stand_in, read
 from .call_site import call_site
 from .decision import Answers, Decision, decide, limits_of
-from .memory import Memory
+from .guard_memory import Memory
 from .options import Options
 from .run_plan import TorchCall, run, samples
 
@@ -85,7 +85,7 @@ def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[Arguments]
 
 def _counted(make: TorchCall, memory: Memory) -> TorchCall:
     def count(*args: Any, **kwargs: Any) -> torch.Tensor:
-        memory.report.chunk()
+        memory.ledger.chunks.add()
         return make(*args, **kwargs)
 
     return count
@@ -101,7 +101,11 @@ def _plan_of_traced(arguments: Arguments, options: Options) -> Optional[Plan]:
     answers = Answers(options.releases(real=call.device_type == "cuda"), taken)
     if not symbolic_sizes.may_compare(call, limits_of(options, answers)):
         return None
-    return _act(decide(options, call, answers), call, answers, options, None)
+    decision = decide(options, call, answers)
+    # Dynamo allows nothing else of what an eager call leads to.
+    if decision.action == "refuse" and options.policy == "raise":
+        raise _refusal(call, decision, answers)
+    return decision.plan if decision.action == "split" else None
 
 
 def _judge_safely(arguments: Arguments, memory: Memory) -> _Outcome:
@@ -120,15 +124,15 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
     call = read(arguments, memory.options.device_types)
     if call is None:
         return _NOT_JUDGED
-    report = memory.report
-    report.saw()
+    ledger = memory.ledger
+    ledger.calls.add()
     # torch can name a backend only for real tensors in plain eager mode.
     real = call.device_type == "cuda" and not is_fake(arguments.query)
     releases = memory.options.releases(real)
     capability = torch_answers.capability(arguments.query) if real else None
     findings = memory.examine(call, releases, capability)
     over = any(finding.over for finding in findings)
-    if not over and not report.lists_every_call:
+    if not over and not ledger.lists_every_call:
         # A call on stand-ins may go into compiled code, which counts nothing.
         return _Outcome(trusted=not is_stand_in(arguments.query))
     asks = real and call.lanes == 1
@@ -137,9 +141,9 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
     answers = Answers(releases, taken, capability)
     decision = memory.decide(call, answers) if over else Decision("leave")
     if decision.action == "leave":
-        if report.lists_every_call:
+        if ledger.lists_every_call:
             could_meet = [f for f in findings if f.limit.backend in taken]
-            report.inside(call_site(), call, fullest(could_meet))
+            ledger.inside(call_site(), call, fullest(could_meet))
         return _AS_IT_CAME
     while asks and decision.plan is not None:
         # A chunk can go to another backend than the whole call, whose limits then count as well.
@@ -150,37 +154,33 @@ def _judge(arguments: Arguments, memory: Memory) -> _Outcome:
         answers = answers._replace(backends=answers.backends | others)
         # The call itself is over what it was over before.
         decision = memory.decide(call, answers)._replace(over=decision.over)
-    return _Outcome(_act(decision, call, answers, memory.options, memory))
+    return _Outcome(_act(decision, call, answers, memory))
 
 
-def _act(
-    decision: Decision, call: Call, answers: Answers, options: Options, memory: Optional[Memory]
-) -> Optional[Plan]:
-    """Count, list, warn or raise as the decision wants it; returns the plan that is to be run.
-
-    ``memory`` is None for traced code, where dynamo allows only the raise.
-    """
-    if memory is None:
-        if decision.action == "refuse" and options.policy == "raise":
-            message = messages.explain(call, decision.over, decision.plan, answers.releases)
-            raise OversizedCallError(message)
-        return decision.plan if decision.action == "split" else None
+def _act(decision: Decision, call: Call, answers: Answers, memory: Memory) -> Optional[Plan]:
+    """Count, list, warn or raise as the decision wants it; returns the plan that is to be run."""
     site, worst = call_site(), fullest(decision.over)
-    if decision.action == "split":
+    if decision.action == "split" and decision.plan is not None:
         _log.info("%s: %s: %s", site, call, decision.plan)
-        memory.report.split_up(site, call, worst, decision.plan)
+        memory.ledger.split_up(site, call, worst, decision.plan)
         uncured = [finding for finding in decision.over if not finding.limit.cures]
         if uncured:
             message = messages.explain(call, uncured, None, answers.releases)
             memory.warn_once((site, "uncured"), f"{site}: {message}", site)
         return decision.plan
-    memory.report.left(site, call, worst, decision.plan)
-    message = messages.explain(call, decision.over, decision.plan, answers.releases)
-    message = f"{site}: {message}"
-    if options.policy == "raise":
-        raise OversizedCallError(message)
-    memory.warn_once(site, message, site)
+    memory.ledger.left(site, call, worst, decision.plan)
+    refusal = _refusal(call, decision, answers, f"{site}: ")
+    if memory.options.policy == "raise":
+        raise refusal
+    memory.warn_once(site, str(refusal), site)
     return None
+
+
+def _refusal(
+    call: Call, decision: Decision, answers: Answers, where: str = ""
+) -> OversizedCallError:
+    message = messages.explain(call, decision.over, decision.plan, answers.releases)
+    return OversizedCallError(f"{where}{message}")
 
 
 def _taken_by(arguments: Arguments, memory: Memory) -> frozenset[Backend]:

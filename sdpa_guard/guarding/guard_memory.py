@@ -16,8 +16,8 @@ from ..limits.releases import Release
 from .call_site import Site
 from .decision import Answers, Decision, decide
 from .keep_eager import uncompiled
+from .ledger import Ledger
 from .options import Options
-from .report import Report
 from .signature import UNKNOWN, signature
 
 #: Calls that a guard remembers; a run with ever new shapes must not fill the memory.
@@ -29,7 +29,7 @@ class Memory:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.report = Report()
+        self.ledger = Ledger()
         #: The signatures of calls that were inside every bound.
         self._trusted: set[Hashable] = set()
         self._warned: set[object] = set()
@@ -44,7 +44,7 @@ class Memory:
                 return False
         except TypeError:
             return False  # symbolic sizes
-        self.report.saw()
+        self.ledger.calls.add()
         return True
 
     def trust(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -86,5 +86,5 @@ class Memory:
         capability: Optional[tuple[int, int]],
     ) -> tuple[Finding, ...]:
         findings = examine(call, on_gpu(self.options.limits, capability), releases)
-        self.report.measured(findings)
+        self.ledger.measured(findings)
         return findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .call import HEADS, Axis, Call
+from .rounding import divide_up
 
 
 class Cuts(NamedTuple):
@@ -34,16 +35,16 @@ class Cuts(NamedTuple):
         """The length of its largest chunk."""
         within = number - self.units
         return (
-            _parts(self.units, number) * self.group
+            divide_up(self.units, number) * self.group
             if within <= 0
-            else _parts(self.group, within + 1)
+            else divide_up(self.group, within + 1)
         )
 
     def fewest(self, length: int) -> int:
         """The coarsest cut whose largest chunk is no longer than that."""
         if length >= self.group:
-            return _parts(self.units, length // self.group)
-        return self.units + _parts(self.group, length) - 1
+            return divide_up(self.units, length // self.group)
+        return self.units + divide_up(self.group, length) - 1
 
     def sizes(self, number: int) -> tuple[int, ...]:
         """The lengths of its chunks, which differ by one unit at most."""
@@ -64,7 +65,3 @@ def _balanced(units: int, chunks: int, unit: int) -> tuple[int, ...]:
     """Larger chunks first."""
     size, larger = units // chunks, units % chunks  # torch.compile cannot trace divmod
     return ((size + 1) * unit,) * larger + (size * unit,) * (chunks - larger)
-
-
-def _parts(length: int, chunks: int) -> int:
-    return -(-length // chunks)

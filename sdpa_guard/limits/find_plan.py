@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
+from .axis_cuts import Cuts, cuts_of
 from .bisection import largest
 from .call import AXES, BATCH, CONTIGUOUS, ROWS, TENSORS, Axis, Call, Copied
-from .cuts import Cuts, cuts_of
 from .findings import exceeded
 from .limit import Limit
 from .plan import Plan, chunks, copy
 from .releases import Release
+from .rounding import divide_up
 
 #: A plan of more calls is refused: their launches alone would take longer than anybody waits.
 _MOST_CALLS = 2**20
@@ -126,7 +127,7 @@ class _Search:
         best = None
         while number is not None and cuts.chunks(number) < limit and self._looks < _MOST_LOOKS:
             length, parts = cuts.largest(number), cuts.chunks(number)
-            found = self._together(call.take(axis, length), tuple(earlier), -(-limit // parts))
+            found = self._together(call.take(axis, length), tuple(earlier), divide_up(limit, parts))
             if found is not None and _product(call, found) * parts < limit:
                 best = {**found, axis: number}
                 limit = _product(call, best)

@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Optional
 
 from ..torch_private import is_stashed, stash, stashed
+from .guard_memory import Memory
 from .keep_eager import uncompiled
-from .memory import Memory
 
 _KEY = "sdpa_guard"
 

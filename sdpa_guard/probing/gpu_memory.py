@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..limits.backends import FLASH
 from ..limits.flash_counts import workspace
-from ..limits.tiles import round_up
+from ..limits.rounding import round_up
 from .reference import slice_of
 from .trial import Trial
 

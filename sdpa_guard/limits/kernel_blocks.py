@@ -9,11 +9,7 @@ from __future__ import annotations
 import torch
 
 from .call import Call
-
-
-def round_up(count: int, multiple: int) -> int:
-    """The next multiple: one query row costs FlashAttention's workspace 128."""
-    return (count + multiple - 1) // multiple * multiple
+from .rounding import round_up
 
 
 def last_start(length: int, tile: int) -> int:
