@@ -6,7 +6,17 @@ import csv
 from pathlib import Path
 
 import pytest
-from kernels import Launch, Line, Mask, Strides, contiguous, dense, faults, line_of, sequence_first
+from helpers.kernel_model import (
+    Launch,
+    Line,
+    Mask,
+    Strides,
+    contiguous,
+    dense,
+    faults,
+    line_of,
+    sequence_first,
+)
 
 DATA = Path(__file__).parent / "data"
 SEEDS = list(csv.DictReader((DATA / "seed_table.csv").open()))

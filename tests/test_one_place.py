@@ -154,3 +154,8 @@ def test_a_public_function_says_what_it_returns(name):
     public = getattr(PUBLIC[name], "__wrapped__", PUBLIC[name])
     if isinstance(public, types.FunctionType) and public.__annotations__["return"] != "None":
         assert re.search(r"Returns:|Whether ", public.__doc__)
+
+
+def test_the_tests_add_one_name_to_the_import_path():
+    """A package of theirs once hid the `kernels` that transformers looks for."""
+    assert [found.parent.name for found in (ROOT / "tests").glob("*/__init__.py")] == ["helpers"]

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
 import torch
-from kernels import Launch, Line, Mask, Strides, faults
 
 from helpers.drawn_calls import Drawn, draw
 from helpers.inside import (
@@ -30,6 +29,7 @@ from helpers.inside import (
     run_plan,
     takes,
 )
+from helpers.kernel_model import Launch, Line, Mask, Strides, faults
 from sdpa_guard import LIMITS, Limit
 
 #: What the guard can only report: no split and no copy cures it.

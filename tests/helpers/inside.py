@@ -19,10 +19,11 @@ from sdpa_guard.limits.backends import takes
 from sdpa_guard.limits.call import Call, Strides, call_of_sizes, contiguous
 from sdpa_guard.limits.find_plan import cure
 from sdpa_guard.limits.findings import exceeded
-from sdpa_guard.limits.kernel_blocks import padded_head_dim, round_up
+from sdpa_guard.limits.kernel_blocks import padded_head_dim
 from sdpa_guard.limits.mask import Mask, plain_mask
 from sdpa_guard.limits.plan import Plan
 from sdpa_guard.limits.releases import RELEASES, RUNNING_TORCH, Release
+from sdpa_guard.limits.rounding import round_up
 
 #: The modules that a program without a guard must not have imported, and one below the top level.
 MODULE_BELOW = "sdpa_guard.limits.call"
