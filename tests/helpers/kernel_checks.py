@@ -57,6 +57,8 @@ def the_kernels_are_others_while_the_guard_is_on() -> None:
 def enable_and_disable_while_other_threads_attend() -> None:
     before = kernels()
     expected = attend()
+    # Threads that make their first comparison at once stop each other for ever in torch 2.3.
+    torch.testing.assert_close(expected, expected)
     stop = threading.Event()
     wrong: list[object] = []
 
