@@ -221,8 +221,8 @@ from helpers.compiling import batches_at_run_time, both, query
 from helpers.route import process_wide, scoped
 
 doors = {"none": contextlib.nullcontext, "scoped": scoped, "process_wide": process_wide}
-# What the compiler sets up once, for all forks.
-torch.compile(torch.sin)(torch.ones(2, requires_grad=True)).sum().backward()
+# What the compiler sets up once, for all forks; torch allows no backward before them.
+torch.compile(torch.sin)(torch.ones(2))
 torch.compiler.reset()
 
 scale, *names = sys.argv[1:]
@@ -303,7 +303,8 @@ def test_another_batch_of_a_transposed_query_is_split_in_one_graph():
         for batch in (5, 6):
             x = query(batch).transpose(1, 2).contiguous().transpose(1, 2)
             torch.testing.assert_close(compiled(x), attend(x))
-    assert opened.report.split == 2  # the uncompiled ones
+    # Compiled code that holds the split itself is not counted.
+    assert opened.report.split == (2 if TRACES_SCOPES else 4)
 
 
 class AttendAs(torch.nn.Module):

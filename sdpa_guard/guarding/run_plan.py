@@ -120,6 +120,8 @@ def _order_of_result(plan: Plan, arguments: Arguments) -> Order:
     if "query" not in plan.copies:
         return None
     query = arguments.query
+    if query.device.type == "cpu" and not torch_private.CPU_FLASH_FOLLOWS_QUERY:
+        return None
     # torch does not choose for stand-ins as it will for what they stand for.
     asks = not (is_compiling(query) or is_stand_in(query))
     if asks and torch_answers.choice(arguments).backends != {FLASH}:

@@ -18,7 +18,10 @@ _COUNTS = {
     ROWS: (lambda call: call.seq_q, (ROWS,)),
     NESTED: (lambda call: call.batch * call.heads, (BATCH, HEADS)),
     CONTIGUOUS: (
-        lambda call: call.seq_k * max(call.key_strides.row, call.value_strides.row),
+        # The stride of a single row, which means nothing, is not counted, nor can a copy change it.
+        lambda call: (
+            (call.seq_k > 1) * call.seq_k * max(call.key_strides.row, call.value_strides.row)
+        ),
         (CONTIGUOUS,),
     ),
 }
