@@ -153,7 +153,7 @@ COMPILERS_FILES = frozenset(
 CAN_ASK_OF_SIZES = Release(2, 7) <= RUNNING_TORCH
 #: Earlier releases leave a function mode's attention call to the dispatcher.
 DYNAMO_TRACES_MODES = Release(2, 9) <= RUNNING_TORCH
-#: FlashAttention on the CPU lays its result out as the query; before, as (batch, length, heads, dim).
+#: FlashAttention on the CPU lays its result out as the query; before, the heads of a row together.
 CPU_FLASH_FOLLOWS_QUERY = Release(2, 5) <= RUNNING_TORCH
 
 
