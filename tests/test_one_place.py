@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.inside import (
+    BACKENDS,
     RELEASES,
     Call,
     Strides,
@@ -18,6 +19,8 @@ from helpers.inside import (
     padded_head_dim,
     plain_mask,
     round_up,
+    rules_of,
+    takes,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +31,9 @@ from sdpa_guard.testing import record_calls
 
 ROOT = Path(__file__).parent.parent
 
-SIZES = st.one_of(st.integers(1, 300), st.sampled_from([2**16 - 1, 2**16, 2**20, 2**31]))
+EDGES = st.sampled_from([2**16 - 1, 2**16, 2**20, 2**31])
+SIZES = st.one_of(st.just(1), st.integers(1, 300), EDGES)
+HEAD_DIMS = st.one_of(st.sampled_from([64, 128]), st.integers(1, 300))
 
 
 STRIDES = st.builds(Strides, st.integers(0, 2**33), st.integers(1, 2**33), st.integers(0, 2**40))
@@ -42,7 +47,7 @@ def calls(draw: st.DrawFn) -> Call:
         draw(SIZES),
         kv_heads * draw(st.integers(1, 4)),
         seq_q,
-        draw(st.integers(1, 300)),
+        draw(HEAD_DIMS),
         seq_k=seq_k,
         kv_heads=kv_heads,
         dtype=draw(st.sampled_from([torch.bfloat16, torch.float32])),
@@ -85,7 +90,7 @@ def names(call: Call) -> dict[str, object]:
         "mask_requires_grad": call.mask_requires_grad,
         "mask_row_stride": call.bias.row,
         "mask_head_stride": call.bias.head,
-        "mask_gradient_row": call.mask.gradient_row if call.mask else 0,
+        "mask_gradient_row": call.mask.gradient_row() if call.mask else 0,
         "query_row_stride": call.query_strides.row,
         "query_head_stride": call.query_strides.head,
         "key_row_stride": call.key_strides.row,
@@ -116,6 +121,15 @@ def test_a_limit_counts_what_its_formula_says(call):
             continue
         said = eval(limit.formula, {"__builtins__": {}}, names(call))
         assert limit.counted(call) == said, limit
+
+
+@settings(deadline=None)
+@given(calls())
+def test_releases_of_the_same_rules_let_a_backend_take_the_same(call):
+    for backend in BACKENDS:
+        for before, after in zip(RELEASES, RELEASES[1:]):
+            if rules_of(before) == rules_of(after):
+                assert takes(backend, call, before) == takes(backend, call, after)
 
 
 def test_every_supported_release_has_its_tests():

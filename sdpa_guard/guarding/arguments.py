@@ -24,11 +24,12 @@ class Arguments(NamedTuple):
     #: Those of dropout_p, is_causal, scale and enable_gqa that were given.
     options: dict[str, Any]
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Query, key, value, and the mask if there is one."""
-        query, key, value, mask, _ = self
-        return (query, key, value) if mask is None else (query, key, value, mask)
+
+def tensors_of(arguments: Arguments) -> tuple[torch.Tensor, ...]:
+    """Query, key, value, and the mask if there is one."""
+    # Dynamo, in torch 2.9, traces no property of a named tuple.
+    query, key, value, mask, _ = arguments
+    return (query, key, value) if mask is None else (query, key, value, mask)
 
 
 def bind(
@@ -62,7 +63,7 @@ def read(
     somebody's own tensor type.
     """
     query, key, value, mask, options = arguments
-    tensors = arguments.tensors
+    tensors = tensors_of(arguments)
     if not all(map(_is_ordinary, tensors)):
         return None
     device = query.device

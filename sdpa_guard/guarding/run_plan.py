@@ -12,7 +12,7 @@ from ..limits.backends import FLASH
 from ..limits.call import BATCH, CONTIGUOUS, DIMS, HEADS
 from ..limits.plan import Plan
 from . import torch_answers
-from .arguments import Arguments, is_compiling, is_stand_in
+from .arguments import Arguments, is_compiling, is_stand_in, tensors_of
 
 TorchCall = Callable[..., torch.Tensor]
 #: The dimensions in their order in memory, the outermost first; None: as the parts have them.
@@ -169,7 +169,7 @@ def _fill(
 
 def _can_fill(arguments: Arguments) -> bool:
     """Whether nothing sees a change in place: no gradient, no tracer, no mode."""
-    wants_gradient = any(tensor.requires_grad for tensor in arguments.tensors)
+    wants_gradient = any(tensor.requires_grad for tensor in tensors_of(arguments))
     return not (
         (torch.is_grad_enabled() and wants_gradient)
         or is_compiling(arguments.query)

@@ -41,8 +41,7 @@ def _least(size: Any) -> int:
     """The least number that the size can be."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    if isinstance(size, int):
-        return size
+    # Dynamo, in torch 2.9, says of a symbol that it is an int; both are asked in the same way.
     if not statically_known_true(size >= 1):
         return 0
     known = 1

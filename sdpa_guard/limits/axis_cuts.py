@@ -21,7 +21,7 @@ class Cuts(NamedTuple):
     #: The query heads of one group; 1 along another axis.
     group: int
 
-    @property
+    # Dynamo, in torch 2.9, traces no property of a named tuple.
     def most(self) -> int:
         """The number of the finest cut."""
         return self.units + self.group - 1

@@ -30,11 +30,25 @@ _CUDNN_ONE_QUERY = Release(2, 9)
 _CUDNN_GRID = Release(2, 13)
 _MASK_OR_CAUSAL = Release(2, 14)
 _FLASH_GRID = Release(2, 15)
+#: The releases that changed any of these rules.
+_CHANGES = (
+    _GQA_FLASH,
+    _CUDNN_NO_LENGTH_ONE,
+    _CUDNN_ONE_QUERY,
+    _CUDNN_GRID,
+    _MASK_OR_CAUSAL,
+    _FLASH_GRID,
+)
 
 
 def torchs_name(backend: Backend) -> str:
     """The backend's name in ``torch.nn.attention.SDPBackend``."""
     return f"{backend.upper()}_ATTENTION"
+
+
+def rules_of(release: Release) -> int:
+    """The number of the rules that hold in that release; equal where ``takes`` says the same."""
+    return len([change for change in _CHANGES if change <= release])
 
 
 def takes(backend: Backend, call: Call, release: Release) -> bool:

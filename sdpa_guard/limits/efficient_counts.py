@@ -40,7 +40,7 @@ def heads(call: Call) -> int:
 
 
 def bias_rows_backward(call: Call) -> int:
-    gradient = 0 if call.mask is None else call.mask.gradient_row
+    gradient = 0 if call.mask is None else call.mask.gradient_row()
     row = max(call.mask_row_stride, gradient)
     return last_start(call.seq_q, efficient_backward_block(call)) * row
 

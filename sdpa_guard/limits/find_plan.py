@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Optional
 
 from .axis_cuts import Cuts, cuts_of
+from .backends import rules_of
 from .bisection import largest
 from .call import AXES, BATCH, CONTIGUOUS, ROWS, TENSORS, Axis, Call, Copied
 from .findings import exceeded
@@ -24,7 +25,7 @@ from .rounding import divide_up
 _MOST_CALLS = 2**20
 #: Calls that are held against the limits in one search, some ten microseconds each; a search that
 #: needs more ends with the best plan it has.
-_MOST_LOOKS = 1200
+_MOST_LOOKS = 1000
 #: How many further numbers of row chunks are tried where a plan fails its judgement.
 _MOST_TRIES = 8
 
@@ -51,12 +52,15 @@ class _Search:
         self._limits = [limit for limit in limits if limit not in set_aside]
         #: Those of them that the call being split is over.
         self._over: list[Limit] = []
+        #: One of the releases for each way in which they judge those.
+        self._differing = releases
         self._looks = 0
 
     def plan(self) -> Optional[Plan]:
         for copies in self._copies():
             call = self._call.with_copies(copies)
             self._over = [limit for limit in self._limits if limit.counted(call) > limit.bound]
+            self._differing = _differing(self._releases, self._over)
             for split in self._splits(call):
                 if self._is_safe(split, call):
                     return copy(self._call, copies, split) if copies else split
@@ -87,7 +91,7 @@ class _Search:
                 return
             yield _nest(call, numbers)
             row_cuts = cuts_of(call, ROWS)
-            if ROWS not in numbers or numbers[ROWS] >= row_cuts.most:
+            if ROWS not in numbers or numbers[ROWS] >= row_cuts.most():
                 return
             numbers = {**numbers, ROWS: numbers[ROWS] + 1}
 
@@ -99,7 +103,7 @@ class _Search:
     def _load(self, chunk: Call) -> float:
         """The largest count as a share of its bound; of no interest where it is not over 1."""
         self._looks += 1
-        over = exceeded(chunk, self._over, self._releases)
+        over = exceeded(chunk, self._over, self._differing)
         # torch.compile cannot trace max(..., default=...).
         return max([0.0, *[finding.ratio for finding in over]])
 
@@ -141,7 +145,7 @@ class _Search:
         def is_over(number: int) -> bool:
             return self._load(call.take(cuts.axis, cuts.largest(number))) > 1
 
-        over, fits = 0, cuts.most + 1
+        over, fits = 0, cuts.most() + 1
         # Most counts grow with the axis: the largest chunk is near where the load comes down to 1.
         near = int(call.length(cuts.axis) / max(self._load(call), 1.0))
         guess = cuts.fewest(max(near, 1))
@@ -149,7 +153,19 @@ class _Search:
             if over < number < fits:
                 over, fits = (number, fits) if is_over(number) else (over, number)
         found = largest(is_over, over, fits) + 1
-        return found if found <= cuts.most else None
+        return found if found <= cuts.most() else None
+
+
+def _differing(releases: tuple[Release, ...], limits: list[Limit]) -> tuple[Release, ...]:
+    """One release of all those that have the same of the limits, and the same backends' rules."""
+    found: list[Release] = []
+    seen: list[tuple[int, list[bool]]] = []
+    for release in releases:
+        judges = (rules_of(release), [limit.affects(release) for limit in limits])
+        if judges not in seen:
+            seen.append(judges)
+            found.append(release)
+    return tuple(found)
 
 
 def _finest(call: Call, axes: Sequence[Axis]) -> Call:

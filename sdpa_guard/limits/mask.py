@@ -57,7 +57,7 @@ class Mask(NamedTuple):
         # The dimensions that expanding adds have the stride of a whole dimension below, or 0.
         return BiasStrides(rows * by_row if heads == 1 else 0, by_row)
 
-    @property
+    # Dynamo, in torch 2.9, traces no property of a named tuple.
     def gradient_row(self) -> int:
         """Elements between two rows of the gradient, which is made for the expanded mask."""
         if not self.requires_grad:

@@ -15,7 +15,7 @@ from sdpa_guard.guarding.arguments import Arguments, bind, read
 from sdpa_guard.guarding.decision import Answers, Decision, decide
 from sdpa_guard.guarding.options import make_options
 from sdpa_guard.limits import kernel_blocks
-from sdpa_guard.limits.backends import takes
+from sdpa_guard.limits.backends import BACKENDS, rules_of, takes
 from sdpa_guard.limits.call import Call, Strides, call_of_sizes, contiguous
 from sdpa_guard.limits.find_plan import cure
 from sdpa_guard.limits.findings import exceeded
@@ -29,6 +29,7 @@ from sdpa_guard.limits.rounding import round_up
 MODULE_BELOW = "sdpa_guard.limits.call"
 
 __all__ = [
+    "BACKENDS",
     "MODULE_BELOW",
     "RELEASES",
     "RUNNING_TORCH",
@@ -57,6 +58,7 @@ __all__ = [
     "probe_command",
     "read",
     "round_up",
+    "rules_of",
     "run_plan",
     "takes",
     "torch_answers",
