@@ -112,7 +112,7 @@ def _faults(
     arguments: Arguments, call: Call, backends: tuple[str, ...], release: Release, line: Line
 ) -> set[str]:
     """The rules of the kernels that the call breaks on any backend that takes it."""
-    launch = _launch(arguments)
+    launch = launch_of(arguments)
     return {
         fault.rule
         for backend in backends
@@ -121,7 +121,8 @@ def _faults(
     }
 
 
-def _launch(arguments: Arguments) -> Launch:
+def launch_of(arguments: Arguments) -> Launch:
+    """The call as the kernels are given it."""
     query, key, value, mask, options = arguments
     batch, heads, seq_q, head_dim = query.shape
     kv_heads, seq_k = key.shape[1:3]
