@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sdpa_guard import LIMITS
 from sdpa_guard.guarding import door_scoped, open_scopes
+from sdpa_guard.guarding.call_key import call_key
 from sdpa_guard.guarding.dispatcher_hook import torch_kernel
 from sdpa_guard.guarding.guard_memory import Memory
 from sdpa_guard.guarding.options import make_options
-from sdpa_guard.guarding.signature import signature
 
 from .timing import Result, Variant, added, time_calls
 
@@ -25,7 +25,7 @@ def parts() -> list[Result]:
     """The parts, in the order in which a call meets them."""
     query = torch.ones(1, 1, 8, 8)
     arguments = (query, query, query)
-    seen = signature(arguments, {})
+    seen = call_key(arguments, {})
     known = {seen}
     memory = Memory(make_options("split", LIMITS, None, ("cpu",)))
 
@@ -43,7 +43,7 @@ def parts() -> list[Result]:
         "is torch.compile tracing": torch.compiler.is_compiling,
         "the guard in force on this thread": open_scopes.in_force,
         "are there other modes": door_scoped.torch_is_next,
-        "the signature of the tensors": lambda: signature(arguments, {}),
+        "the key of the call": lambda: call_key(arguments, {}),
         "and whether it is known": lambda: seen in known,
         "count the call": memory.ledger.calls.add,
     }

@@ -54,7 +54,8 @@ def rehearse(
             be on any device, meta included.
         backward: a backward follows, from the sum of all that the model returns; else the model
             runs without gradients.
-        torch_version: the release whose limits count, such as "2.9.0"; None is every supported one.
+        torch_version: the release whose limits count, such as "2.9.0"; None means every
+            supported one.
         kwargs: what the model is called with by name.
 
     Returns:
@@ -96,15 +97,15 @@ def rehearse(
         raise failure
     if not guard.report.calls:
         message = (
-            "rehearse saw no call of scaled_dot_product_attention: has the model another attention "
-            'implementation (in transformers, attn_implementation="sdpa" chooses it)?'
+            "rehearse saw no call of scaled_dot_product_attention: does the model use another "
+            'attention implementation (in transformers, attn_implementation="sdpa" chooses it)?'
         )
         warnings.warn(message, SDPAGuardWarning, stacklevel=2)
     return guard.report
 
 
 class _Answers(DispatchMode):  # type: ignore[misc]
-    """Answers each question about a truth in the data; knows what meta tensors refused."""
+    """Answers every question whether something is true of the data."""
 
     def __init__(self, answer: bool) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class MissingNameError(SDPAGuardError):
         super().__init__(
             f"torch {torch.__version__} has no {', '.join(names)}, which this sdpa_guard needs to "
             "guard calls: use a newer sdpa_guard, or an older torch. `check`, `limits` and "
-            "`doctor` work without."
+            "`doctor` work without them."
         )
 
 
@@ -199,8 +199,8 @@ tree_leaves: Callable[[Any], list[Any]] = _bind("torch.utils._pytree:tree_leaves
 
 def is_torchs_stand_in(kind: type) -> bool:
     """Whether torch traces with tensors of this type."""
-    ours = kind.__name__ in ("FakeTensor", "FunctionalTensor")
-    return ours and kind.__module__.startswith("torch._subclasses.")
+    named_so = kind.__name__ in ("FakeTensor", "FunctionalTensor")
+    return named_so and kind.__module__.startswith("torch._subclasses.")
 
 
 # --- Which backend --------------------------------------------------------------------------------

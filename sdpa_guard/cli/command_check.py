@@ -49,7 +49,9 @@ def add(commands: Commands) -> None:
         "--dtype", choices=_DTYPES, default="bfloat16", help="what the kernel is given"
     )
     parser.add_argument("--mask", action="store_true", help="with an attention mask")
-    parser.add_argument("--mask-requires-grad", action="store_true", help="which wants a gradient")
+    parser.add_argument(
+        "--mask-requires-grad", action="store_true", help="the mask wants a gradient"
+    )
     parser.add_argument("--dropout", type=fraction, default=0.0, metavar="P")
     parser.add_argument("--causal", action="store_true", help="with is_causal")
     parser.add_argument("--inference", action="store_true", help="no backward follows")

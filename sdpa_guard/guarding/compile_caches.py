@@ -26,8 +26,8 @@ _MARK = " sdpa_guard:"
 def key_caches(options: Optional[Options]) -> None:
     """Key what this thread compiles, in torch's caches on disk, by the options in force on it.
 
-    torch looks code up by the graph that it has before our kernel splits a call. From 2.13 on its
-    settings are each thread's own. None: nobody judges calls here.
+    torch looks code up by the graph as it is before a call is split, so the options must be part of
+    the key. From 2.13 on each thread has its own settings. None: nobody judges calls here.
     """
     if cache_settings is not None:
         cache_settings.cache_key_tag = _marked(cache_settings.cache_key_tag, options)
@@ -42,7 +42,7 @@ def key_all_caches(options: Optional[Options]) -> None:
 def forget() -> None:
     """Let go of the code that this process has compiled so far.
 
-    Where another thread is in it, which torch does not bear, the code stays and a warning says so.
+    torch cannot drop code while another thread is in it: then it stays, and a warning says so.
     """
     if not compiler_is_loaded():
         return

@@ -33,7 +33,7 @@ class Decision(NamedTuple):
     action: Literal["leave", "split", "refuse"]
     #: The limits that it is over.
     over: tuple[Finding, ...] = ()
-    #: What brings it inside; None: nothing does. A call that is left needs none, and has None.
+    #: What brings it inside; None: nothing does, or the call is left as it is.
     plan: Optional[Plan] = None
 
 

@@ -1,4 +1,4 @@
-"""Our kernel for SDPA in torch's dispatcher, before torch's own: it sees what no mode sees."""
+"""What torch's dispatcher calls for SDPA before torch's own kernel: it sees what no mode sees."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..errors import SDPAGuardWarning
 from ..torch_private import COMPOSITE, SDPA, PastFunctionModes, call_at, function_modes
 from . import fork_safe, open_scopes
 from .call_site import call_site
-from .carry_out import attend
 from .guard_memory import Memory
+from .guarded_call import attend
 from .keep_eager import eagerly, uncompiled
 
 Recorder = Callable[[tuple[Any, ...], dict[str, Any]], None]
@@ -128,7 +128,7 @@ def _see(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return _hand_on(innermost, args, kwargs)
     if memory.recognises(args, kwargs):
         return torch_kernel(*args, **kwargs)
-    return _judge(memory, args, kwargs)
+    return _attend(memory, args, kwargs)
 
 
 @uncompiled
@@ -141,7 +141,7 @@ def torch_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 @eagerly
-def _judge(memory: Memory, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _attend(memory: Memory, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     return attend(torch_kernel, args, kwargs, memory)
 
 

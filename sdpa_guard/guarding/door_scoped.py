@@ -15,9 +15,9 @@ from ..limits.registry import LIMITS
 from ..torch_private import SDPA, constant_while_tracing
 from . import compile_caches, open_scopes
 from .arguments import autocast_dtype, is_fake
-from .carry_out import attend, trace
 from .dispatcher_hook import Hook, foreign_keys, torch_kernel
 from .guard_memory import Memory
+from .guarded_call import attend, trace
 from .keep_eager import eagerly, uncompiled
 from .options import JUDGED, DeviceType, Policy, make_options
 from .report import Report
@@ -141,7 +141,7 @@ class SDPAGuard(TorchFunctionMode):
         # A glance at types that override torch's functions would leave nodes in a graph.
         if not types and torch_is_next() and memory.recognises(args, kwargs):
             return torch_kernel(*args, **kwargs)
-        return _judge(func, args, kwargs, memory)
+        return _attend_eagerly(func, args, kwargs, memory)
 
     def _trace(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -156,7 +156,7 @@ class SDPAGuard(TorchFunctionMode):
 
 
 @eagerly
-def _judge(
+def _attend_eagerly(
     func: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any], memory: Memory
 ) -> torch.Tensor:
     if _kernel_sees_more(args, kwargs):
@@ -171,7 +171,7 @@ def _judge(
 
 @constant_while_tracing  # dynamo guards on the scopes that are open
 def _is_hidden(token: str) -> bool:
-    """Whether scopes of these options are open, but others inside them."""
+    """Whether a scope of these options is open, but hidden by an inner one of other options."""
     tokens_open = [memory.options.token for memory in open_scopes.all_open()]
     return token in tokens_open and tokens_open[0] != token
 

@@ -13,12 +13,12 @@ from ..limits.call import Call
 from ..limits.findings import Finding, examine, exceeded
 from ..limits.limit import on_gpu
 from ..limits.releases import Release
+from .call_key import UNKNOWN, call_key
 from .call_site import Site
 from .decision import Answers, Decision, decide
 from .keep_eager import uncompiled
 from .ledger import Ledger
 from .options import Options
-from .signature import UNKNOWN, signature
 
 #: Calls that a guard remembers; a run with ever new shapes must not fill the memory.
 _MOST = 4096
@@ -30,7 +30,7 @@ class Memory:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.ledger = Ledger()
-        #: The signatures of calls that were inside every bound.
+        #: The keys of calls that were inside every bound.
         self._trusted: set[Hashable] = set()
         self._warned: set[object] = set()
         self._examined = functools.lru_cache(maxsize=_MOST)(self._examine)
@@ -40,7 +40,7 @@ class Memory:
     def recognises(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether such a call was inside every bound before; it is counted if so."""
         try:
-            if signature(args, kwargs) not in self._trusted:
+            if call_key(args, kwargs) not in self._trusted:
                 return False
         except TypeError:
             return False  # symbolic sizes
@@ -49,7 +49,7 @@ class Memory:
 
     def trust(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Recognise such calls from now on."""
-        seen = signature(args, kwargs)
+        seen = call_key(args, kwargs)
         if seen is UNKNOWN:
             return
         if len(self._trusted) >= _MOST:

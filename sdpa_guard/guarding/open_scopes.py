@@ -95,9 +95,9 @@ def enter(memory: Memory, hook: AbstractContextManager[object]) -> None:
 
 
 def leave(memory: Memory) -> Optional[Scope]:
-    """Let that guard judge again which the guard's innermost scope hides; returns the scope left.
+    """Close the guard's innermost scope on this thread, so that the scope around it judges again.
 
-    None: the guard has no scope on this thread.
+    Returns the closed scope, or None where the guard has none on this thread.
     """
     scope = current()
     while scope is not None and scope.memory is not memory:

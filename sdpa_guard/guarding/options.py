@@ -30,7 +30,7 @@ class Options:
 
     policy: Policy
     limits: tuple[Limit, ...]
-    #: The torch release whose limits count; None was not given, and leaves it to the device.
+    #: The torch release whose limits count; None: not given, and the device decides.
     release: Optional[Release]
     #: The devices whose calls are judged.
     device_types: tuple[DeviceType, ...]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..limits.bisection import largest
-from ..limits.bounds import LARGEST_SIZE
 from ..limits.call import Call
+from ..limits.integer_ends import LARGEST_SIZE
 from ..limits.limit import Limit
 from ..torch_private import CAN_ASK_OF_SIZES
 from .arguments import Arguments
@@ -28,8 +28,8 @@ def are_known(arguments: Arguments) -> bool:
 def may_compare(call: Call, limits: Iterable[Limit]) -> bool:
     """Whether a comparison with the bounds leaves the program as general as it is.
 
-    torch exports it for every size of a range, which a comparison would narrow: not then, unless
-    the smallest call of the range is over a limit.
+    torch exports a program for every size of a range, and a comparison would narrow that range. It
+    is made only where the smallest call of the range is over a limit.
     """
     if not (CAN_ASK_OF_SIZES and torch.compiler.is_exporting()):
         return True

@@ -10,5 +10,5 @@
     find_plan     the split and the copies that bring it inside      (plan, axis_cuts, bisection)
     check       all of that for a shape                     (layouts: its strides; text_table)
 
-Imports go one way, and no module here imports the half that guards.
+Imports go one way, and no module here imports ``guarding``, ``cli`` or ``probing``.
 """

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 import torch
 
-from .bounds import GRID
 from .call import Call
+from .integer_ends import GRID
 from .releases import Release
 
 Backend = Literal["flash", "efficient", "cudnn"]

@@ -77,7 +77,7 @@ class Call:
 
     @property
     def mask_row_stride(self) -> int:
-        """Elements between two rows of that; 0 without a mask, and where it is broadcast."""
+        """Elements between two rows of the bias; 0 without a mask, and where it is broadcast."""
         return self.bias.row
 
     @property
@@ -107,7 +107,7 @@ class Call:
     def take(self, axis: Axis, length: int) -> Call:
         """The call on a part of the axis. Slices keep their parent's strides.
 
-        So many query heads are whole groups, or some heads of one group with its key/value head.
+        Along the heads, ``length`` is a multiple of the group, or a part of one group.
         """
         mask = None if self.mask is None else self.mask.cut(DIMS[axis], length)
         if axis == BATCH:
@@ -136,7 +136,7 @@ class Call:
         )
 
     def with_copies(self, tensors: tuple[Copied, ...]) -> Call:
-        """The call after these are made contiguous, which leaves those alone that are."""
+        """The call after these are made contiguous; those that are contiguous stay as they are."""
         strides = {
             f"{tensor}_strides": contiguous(*self.shape(tensor))
             for tensor in tensors

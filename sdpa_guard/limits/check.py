@@ -12,10 +12,10 @@ import torch
 from ..errors import check_names
 from .backends import BACKENDS, Backend, takes
 from .bisection import largest
-from .bounds import LARGEST_SIZE
 from .call import Call, call_of_sizes
 from .find_plan import cure
 from .findings import Finding, examine, exceeded
+from .integer_ends import LARGEST_SIZE
 from .layouts import Layout, Sizes, StridesByName, lay_out
 from .limit import Limit, on_gpu
 from .mask import plain_mask
@@ -61,7 +61,7 @@ class Verdict:
 
     @property
     def refused(self) -> bool:
-        """Whether the caller named some backends and no one of them could take the call."""
+        """Whether the caller named some backends and none of them could take the call."""
         return not self.taken_by and set(self.asked) != set(BACKENDS)
 
     def as_dict(self) -> dict[str, Any]:
@@ -147,7 +147,8 @@ def check(
             "packed-qkv", "packed-sbhd", "expanded-kv", or for any of "query", "key", "value" its
             strides (batch, head, row) in elements.
         backends: those that could take the call, of "flash", "efficient", "cudnn".
-        torch_version: a release such as "2.9.0"; None is the installed one, "any" every supported.
+        torch_version: a release such as "2.9.0"; None means the installed one, "any"
+            every supported one.
         capability: the GPU's compute capability, such as (9, 0), for limits that only some have.
 
     Returns:
@@ -225,8 +226,10 @@ def judge(
 
 
 def largest_batch(verdict: Verdict) -> Optional[int]:
-    """The largest batch with which the call fits as it is; None where one entry is
-    over a limit already, or no batch is."""
+    """The largest batch with which the call fits as it is.
+
+    None where one entry is over a limit already, or where no batch is over one.
+    """
 
     def fits(batch: int) -> bool:
         call = dataclasses.replace(verdict.call, batch=batch)

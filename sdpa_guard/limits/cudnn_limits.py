@@ -9,8 +9,8 @@ from packaging.specifiers import SpecifierSet
 
 from . import cudnn_counts as counts
 from .backends import CUDNN
-from .bounds import GRID
 from .call import BATCH, HEADS
+from .integer_ends import GRID
 from .limit import BACKWARD, BOTH, FORWARD, Limit
 
 _PT = "https://github.com/pytorch/pytorch"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .bounds import GRID, INT32
 from .call import Call
+from .integer_ends import GRID, INT32
 from .kernel_blocks import (
     efficient_backward_block,
     efficient_forward_keys,

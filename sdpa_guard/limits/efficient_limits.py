@@ -9,8 +9,8 @@ from packaging.specifiers import SpecifierSet
 
 from . import efficient_counts as counts
 from .backends import EFFICIENT
-from .bounds import GRID, INT32, UINT32
 from .call import BATCH, CONTIGUOUS, HEADS, ROWS
+from .integer_ends import GRID, INT32, UINT32
 from .limit import BACKWARD, BOTH, FORWARD, Limit
 
 _PT = "https://github.com/pytorch/pytorch"
@@ -163,7 +163,8 @@ LIMITS: tuple[Limit, ...] = (
         name="efficient key/value row offset",
         backend=EFFICIENT,
         pass_=FORWARD,
-        formula="keys_seen * max(key_row_stride, value_row_stride); of one block the bound at most",
+        formula="keys_seen * max(key_row_stride, value_row_stride), and no more than the bound for "
+        "a single key block",
         counted=counts.key_reach,
         bound=INT32,
         cures=(CONTIGUOUS,),
@@ -234,8 +235,8 @@ LIMITS: tuple[Limit, ...] = (
         name="efficient one-row block",
         backend=EFFICIENT,
         pass_=FORWARD,
-        formula="2 where the last query block has one row, key and value are one head, and it is "
-        "read wrongly",
+        formula="2 where the last query block has one row, key and value are one expanded head, "
+        "and mask, dropout or causality makes the kernel read other rows",
         counted=counts.wrong_one_row,
         bound=1,
         cures=(CONTIGUOUS,),
@@ -249,7 +250,8 @@ LIMITS: tuple[Limit, ...] = (
         name="efficient one-row block on 2.3",
         backend=EFFICIENT,
         pass_=FORWARD,
-        formula="2 in the same place, where the mask's head and row strides differ",
+        formula="2 where the last query block has one row, key and value are one expanded head, "
+        "and the mask's head and row strides differ",
         counted=counts.wrong_one_row_2_3,
         bound=1,
         cures=(CONTIGUOUS,),
@@ -263,7 +265,8 @@ LIMITS: tuple[Limit, ...] = (
         name="efficient one-row block, mask",
         backend=EFFICIENT,
         pass_=FORWARD,
-        formula="mask_head_stride, in the same place without dropout",
+        formula="mask_head_stride where the last query block has one row, key and value are one "
+        "expanded head, and there is no dropout",
         counted=counts.one_row_bias,
         bound=INT32,
         cures=(CONTIGUOUS,),

@@ -1,8 +1,8 @@
 """The plan for a call: the fewest balanced chunks that bring every limit inside.
 
-A plan is looked for among the limits that the whole call is over, whose counts shrink with the
-chunk, and then judged: every distinct chunk of it against every limit. Not all limits shrink with
-the chunk: a block of one row (E12) can appear in a chunk only.
+The search looks at the limits that the whole call is over, whose counts shrink with the chunk. Then
+the plan is judged: every distinct chunk of it against every limit, because not all counts shrink
+with the chunk. A block of one row (E12) can appear in a chunk only.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class _Search:
         self._releases = releases
         uncured = exceeded(call, [limit for limit in limits if not limit.cures], releases)
         set_aside = [finding.limit for finding in uncured]
-        #: Those that a plan has to bring inside.
+        #: The limits that a plan has to bring inside.
         self._limits = [limit for limit in limits if limit not in set_aside]
-        #: Those of them that the call being split is over.
+        #: Those of ``_limits`` that the call being split is over.
         self._over: list[Limit] = []
-        #: One of the releases for each way in which they judge those.
+        #: One release for each distinct set of rules about those.
         self._differing = releases
         self._looks = 0
 
@@ -157,7 +157,7 @@ class _Search:
 
 
 def _differing(releases: tuple[Release, ...], limits: list[Limit]) -> tuple[Release, ...]:
-    """One release of all those that have the same of the limits, and the same backends' rules."""
+    """Of releases with the same of these limits and the same backends' rules, the first."""
     found: list[Release] = []
     seen: list[tuple[int, list[bool]]] = []
     for release in releases:

@@ -84,7 +84,7 @@ def exceeded(
 
 
 def fullest(findings: Iterable[Finding]) -> Optional[Finding]:
-    """The one that uses most of its bound; None of no findings."""
+    """The finding that uses most of its bound; None where there is no finding."""
     return max(findings, key=lambda finding: finding.ratio, default=None)
 
 

@@ -9,8 +9,8 @@ from packaging.specifiers import SpecifierSet
 
 from . import flash_counts as counts
 from .backends import FLASH
-from .bounds import GRID, INT32
 from .call import BATCH, CONTIGUOUS, HEADS, ROWS
+from .integer_ends import GRID, INT32
 from .limit import BACKWARD, BOTH, FORWARD, Limit
 
 _FA = "https://github.com/Dao-AILab/flash-attention"

@@ -1,7 +1,7 @@
 """``probe``: the limits' boundaries, measured on this machine's GPU.
 
     recipes    how a call crosses each limit's bound
-    shapes     which of those to try on this GPU, and what the registry predicts   (memory)
+    shapes     which of those to try on this GPU, and what the registry predicts   (gpu_memory)
     runner     each of them in a process of its own                                (progress)
     process      starts one, waits, ends it                                        (gpu)
     child          answers in it: makes the step, and says what came of it

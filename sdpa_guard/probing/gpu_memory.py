@@ -16,7 +16,7 @@ _BASE = 1.0
 
 
 def needed_gib(trial: Trial) -> float:
-    """About; the more needy of unguarded and guarded."""
+    """A rough estimate of what the step needs: guarded or unguarded, whichever is more."""
     kept = trial.call.dtype.itemsize * _kept(trial)
     return _GAPS * (kept + 4 * max(_during_step(trial), _during_comparison(trial))) / _GIB + _BASE
 

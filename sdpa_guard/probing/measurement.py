@@ -26,7 +26,7 @@ def agrees(predicted: str, measured: str) -> Optional[bool]:
     if measured in (OUT_OF_MEMORY, NO_KERNEL, *_ENDED_FROM_OUTSIDE):
         return None
     if measured == TIMED_OUT:
-        # A fault can hang, a slow machine can be slow: it confirms nothing, but fits it did not.
+        # A timeout confirms no failure, as a machine can be slow; it contradicts "fits".
         return False if predicted == FITS else None
     if measured.startswith(NO_RESULT):
         return False

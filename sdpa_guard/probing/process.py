@@ -25,7 +25,7 @@ class Ended(NamedTuple):
 
     #: None: it was ended after the time limit.
     status: Optional[int]
-    #: None: it gave none.
+    #: None: it ended without one.
     answer: Any
     #: The last line that it wrote to standard error.
     complaint: str
@@ -33,7 +33,7 @@ class Ended(NamedTuple):
     def as_text(self) -> str:
         if self.status is None:
             return TIMED_OUT
-        # A fault can end the process as well, after it has been told; a pass must end in peace.
+        # A fault can kill the process after its answer, so a pass needs exit status 0 as well.
         if self.answer is not None and (self.status == 0 or self.answer != PASSES):
             return str(self.answer)
         if self.status < 0:
@@ -81,7 +81,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _answer(text: str, ask: str) -> Any:
-    """The last line of JSON that answers; None where there is none."""
+    """The last line of JSON that answers; None where no line does."""
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
             answer = json.loads(line)

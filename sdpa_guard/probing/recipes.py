@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Optional
 
 from ..limits.bisection import largest
-from ..limits.bounds import LARGEST_SIZE
+from ..limits.integer_ends import LARGEST_SIZE
 from ..limits.limit import Limit
 from .trial import Trial
 

@@ -25,8 +25,8 @@ class SaveFileError(SDPAGuardError):
 class SaveFile:
     """Measurements by GPU, torch and trial; the file is whole at any time.
 
-    None keeps them nowhere. Raises SaveFileError if the file is not of this kind, or could not be
-    written: a measurement takes long.
+    Without a path nothing is kept. Raises SaveFileError if the file is not of this kind, or could
+    not be written: it says so before a measurement, which takes long.
     """
 
     def __init__(self, path: Optional[Path] = None) -> None:

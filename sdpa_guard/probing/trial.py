@@ -37,7 +37,7 @@ class Trial:
     mask_requires_grad: bool = False
     dropout_p: float = 0.0
     #: Elements between two heads and two rows of key and value, which then share their memory;
-    #: None, and they are contiguous.
+    #: None: both are contiguous.
     kv_head_stride: Optional[int] = None
     kv_row_stride: Optional[int] = None
     #: Each query row looks at one of the last keys: a mean of many would hide a wrong one. Without

@@ -1,4 +1,7 @@
-"""What becomes of a call: the one place that counts, lists, warns, raises, remembers and splits."""
+"""One call from its arguments to its result: it is read, judged, and left, split or refused.
+
+What the guard counts, lists, warns of and raises for a judged call, it does here.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,8 @@ def attend(
 def trace(
     make: TorchCall, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> torch.Tensor:
-    """The same in code that torch.compile traces: asks nothing, counts and warns of nothing."""
+    """The same in code that torch.compile traces: it may split and raise, but counts and warns of
+    nothing."""
     arguments = _bound(args, kwargs)
     plan = None if arguments is None else _plan_of_traced(arguments, options)
     if arguments is None or plan is None:

@@ -1,4 +1,4 @@
-"""A glance at a call's arguments: enough to tell a call that was judged before."""
+"""The key by which a call that was judged before is recognised: a glance at its arguments."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 from ..torch_private import any_autocast, innermost_transform
 from .keep_eager import uncompiled
 
-#: The signature of a call that a glance cannot identify.
+#: The key of a call that a glance cannot identify.
 UNKNOWN = object()
 
 
 @uncompiled
-def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What a call's judgement depends on, but for the guard's options; UNKNOWN for most odd calls.
+def call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """All that a call's judgement depends on, the guard's options aside; UNKNOWN where a glance
+    cannot tell.
 
-    What torch refuses whatever its size, as tensors of several dtypes, is not told apart. It has no
-    hash where sizes are symbols.
+    Calls that torch refuses at any size, such as one with tensors of several dtypes, may share a
+    key with others. The key has no hash where sizes are symbols.
     """
     # Autocast casts the inputs later, and torch.vmap hides the size of its batch.
     if any_autocast() or innermost_transform():
