@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import itertools
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -396,26 +395,6 @@ def test_a_copy_of_one_tensor_changes_nothing_but_its_strides(copied: str) -> No
         assert split.stride() == whole.stride()
     plan = opened.report.as_dict()["sites"][0]["plan"]
     assert (plan["copies"], plan["inner"]["axis"]) == ([copied], BATCH)
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-@pytest.mark.parametrize("bound", [1, 2, 3])
-def test_small_chunks_lie_as_the_whole_call(order: tuple[int, ...], bound: int) -> None:
-    """Of one head and one row nothing says which of them lies outside the other."""
-    stored = torch.randn(*[(2, 3, 5)[dim] for dim in order], 16)
-    query = stored.permute(*[order.index(dim) for dim in range(3)], 3)
-    key = torch.randn(2, 3, 7, 16)
-    whole = attend(Arguments(query, key, key, None, {}))
-    small = dataclasses.replace(
-        BY_ID["E4"],
-        counted=lambda call: call.batch * call.heads * call.seq_q,
-        bound=bound,
-        cures=(BATCH, HEADS, ROWS),
-    )
-    with SDPAGuard(limits=[small], device_types=("cpu",)):
-        split = attend(Arguments(query, key, key, None, {}))
-    torch.testing.assert_close(split, whole)
-    assert split.stride() == whole.stride()
 
 
 @pytest.mark.parametrize("tracing_mode", ["real", "fake"])

@@ -17,7 +17,7 @@ from .arguments import Arguments, is_compiling, is_stand_in, tensors_of
 TorchCall = Callable[..., torch.Tensor]
 #: The dimensions in their order in memory, the outermost first; None: as the parts have them.
 Order = Optional[list[int]]
-Join = Callable[[Iterator[torch.Tensor], tuple[int, ...], int, Order, torch.Tensor], torch.Tensor]
+Join = Callable[[Iterator[torch.Tensor], tuple[int, ...], int, Order], torch.Tensor]
 
 
 def run(plan: Plan, torch_call: TorchCall, arguments: Arguments) -> torch.Tensor:
@@ -109,7 +109,7 @@ def _run(
         whole = _run(plan.inner, torch_call, copied(plan, arguments), join, order)
         return whole if plan.inner or order is None else _lie(whole, order)
     parts = (_run(plan.inner, torch_call, chunk, join) for chunk in split(plan, arguments))
-    return join(parts, plan.sizes, DIMS[plan.axis], order, arguments.query)
+    return join(parts, plan.sizes, DIMS[plan.axis], order)
 
 
 def _order_of_result(plan: Plan, arguments: Arguments) -> Order:
@@ -126,7 +126,7 @@ def _order_of_result(plan: Plan, arguments: Arguments) -> Order:
     asks = not (is_compiling(query) or is_stand_in(query))
     if asks and torch_answers.choice(arguments).backends != {FLASH}:
         return None
-    return _outer_first(query, query)
+    return _outer_first(query)
 
 
 def _lie(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
@@ -139,29 +139,21 @@ def _inverse(order: list[int]) -> list[int]:
 
 
 def _join(
-    parts: Iterator[torch.Tensor],
-    sizes: tuple[int, ...],
-    dim: int,
-    order: Order,
-    query: torch.Tensor,
+    parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int, order: Order
 ) -> torch.Tensor:
     """One concatenation that keeps the parts' order of dimensions in memory, or has its own."""
     whole = list(parts)
-    order = _outer_first(whole[0], query) if order is None else order
+    order = _outer_first(whole[0]) if order is None else order
     joined = torch.cat([part.permute(order) for part in whole], order.index(dim % len(order)))
     return joined.permute(_inverse(order))
 
 
 def _fill(
-    parts: Iterator[torch.Tensor],
-    sizes: tuple[int, ...],
-    dim: int,
-    order: Order,
-    query: torch.Tensor,
+    parts: Iterator[torch.Tensor], sizes: tuple[int, ...], dim: int, order: Order
 ) -> torch.Tensor:
     """The same, but frees each part before it makes the next."""
     part = next(parts)
-    order = _outer_first(part, query) if order is None else order
+    order = _outer_first(part) if order is None else order
     shape = list(part.shape)
     shape[dim] = sum(sizes)
     whole = part.new_empty([shape[d] for d in order])
@@ -186,26 +178,22 @@ def _can_fill(arguments: Arguments) -> bool:
     )
 
 
-def _outer_first(tensor: torch.Tensor, query: torch.Tensor) -> list[int]:
+def _outer_first(tensor: torch.Tensor) -> list[int]:
     """The dimensions in their order in memory, the outermost first."""
     order: list[int] = []
     for dim in range(tensor.dim()):
         at = 0
-        while at < len(order) and not _lies_outside(tensor, dim, order[at], query):
+        while at < len(order) and not _lies_outside(tensor, dim, order[at]):
             at += 1
         order.insert(at, dim)
     return order
 
 
-def _lies_outside(tensor: torch.Tensor, dim: int, other: int, query: torch.Tensor) -> bool:
+def _lies_outside(tensor: torch.Tensor, dim: int, other: int) -> bool:
     """Whether one dimension lies outside an earlier one, against the order of their numbers."""
     stride, other_stride = tensor.stride(dim), tensor.stride(other)
     if other_stride == 0:
         return False  # a chunk of one expanded entry says nothing of the order
-    if stride != other_stride:
-        return stride > other_stride
-    if tensor.shape[other] != 1:
-        return False
-    # With the same stride, a dimension of size one lies inside the other; where both have that
-    # size the query, whose order most backends keep, has to tell.
-    return tensor.shape[dim] != 1 or query.stride(dim) > query.stride(other)
+    # With the same stride, a dimension of size one lies inside the other.
+    inside = tensor.shape[other] == 1 and tensor.shape[dim] != 1
+    return stride > other_stride or (stride == other_stride and inside)
